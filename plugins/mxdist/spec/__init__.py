@@ -1,0 +1,43 @@
+"""What a user asks for, as frozen values that know how to check themselves."""
+
+from mxdist.spec.base import Spec, digest_of
+from mxdist.spec.cluster import Checkpoints, Cluster, ClusterKind, Limits, Storage, Tracking
+from mxdist.spec.dataset import Dataset, Split
+from mxdist.spec.job import BaseJob, DType, EvaluationJob, Job, TrainingJob, job_schema, parse_job
+from mxdist.spec.model import NETWORKS, Head, Init, Model, Script
+from mxdist.spec.optimizer import Decay, Optimizer, OptimizerName, Schedule
+from mxdist.spec.parallelism import AVAILABLE, Parallelism, Strategy
+from mxdist.spec.state import JobState
+
+__all__ = [
+    "AVAILABLE",
+    "NETWORKS",
+    "BaseJob",
+    "Checkpoints",
+    "Cluster",
+    "ClusterKind",
+    "DType",
+    "Dataset",
+    "Decay",
+    "EvaluationJob",
+    "Head",
+    "Init",
+    "Job",
+    "JobState",
+    "Limits",
+    "Model",
+    "Optimizer",
+    "OptimizerName",
+    "Parallelism",
+    "Schedule",
+    "Script",
+    "Spec",
+    "Split",
+    "Storage",
+    "Strategy",
+    "Tracking",
+    "TrainingJob",
+    "digest_of",
+    "job_schema",
+    "parse_job",
+]

@@ -1,0 +1,95 @@
+"""What all specs share: frozen, unknown keys refused, every error at once, one digest."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from mxdist.errors import Problem, SpecError
+
+LABEL = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
+"""A name that every platform takes: lower case, digits and hyphens, at most 52 characters."""
+
+
+class Spec(BaseModel):
+    """A frozen value that a user writes.
+
+    Values that arrive as text (from Jinja, a trigger form or an environment) are cast here and nowhere else.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @classmethod
+    def parse(cls, document: object) -> Self:
+        """Return the spec that ``document`` (a mapping, as read from JSON or YAML) describes.
+
+        :raises SpecError: with every wrong field, each by its path.
+        """
+        try:
+            return cls.model_validate(document)
+        except ValidationError as error:
+            raise SpecError(cls.__name__, [_problem(cls, detail) for detail in error.errors()]) from None
+
+    def to_document(self) -> dict[str, Any]:
+        """Return plain JSON values, defaults included: what the run store keeps."""
+        return self.model_dump(mode="json")
+
+    def digest(self, *, exclude: Iterable[str] = ()) -> str:
+        """Return the SHA-256 (hex) of the canonical JSON of this spec.
+
+        Canonical JSON: keys sorted, no white space, UTF-8, numbers as Python's shortest ``repr``; it does not
+        depend on the process, on the order of the keys as written, or on the version of Python.
+
+        :param exclude: top-level fields that do not count.
+        """
+        return digest_of(self.model_dump(mode="json", exclude=set(exclude)))
+
+
+def digest_of(document: object) -> str:
+    """Return the SHA-256 (hex) of a JSON document in canonical form."""
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _problem(cls: type[BaseModel], detail: ErrorDetails) -> Problem:
+    path = ".".join(str(part) for part in detail["loc"])
+    message = detail["msg"].removeprefix("Value error, ")
+    if detail["type"] == "extra_forbidden":
+        message = "unknown key" + _nearest(cls, detail["loc"])
+    elif detail["type"] == "missing":
+        message = "is required"
+    elif detail["type"] not in {"value_error", "assertion_error"} and not isinstance(detail["input"], Mapping | list):
+        message = f"{message[0].lower()}{message[1:]} (got {_short(detail['input'])})"
+    return Problem(path, message)
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _nearest(cls: type[BaseModel], loc: tuple[int | str, ...]) -> str:
+    owner: type[BaseModel] | None = cls
+    for part in loc[:-1]:
+        owner = _model_of(owner, part)
+    known = sorted(owner.model_fields) if owner else []
+    close = difflib.get_close_matches(str(loc[-1]), known, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; known are {', '.join(known)}" if known else ""
+
+
+def _model_of(owner: type[BaseModel] | None, field: int | str) -> type[BaseModel] | None:
+    if owner is None or field not in owner.model_fields:
+        return owner
+    annotation = owner.model_fields[str(field)].annotation
+    for candidate in (annotation, *get_args(annotation)):
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
+    return None

@@ -1,0 +1,61 @@
+"""What is trained: a network by name, a recipe of the user's own, or a script as it is."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from mxdist.spec.base import Spec
+
+Scalar = bool | int | float | str
+"""A hyperparameter's value."""
+
+NETWORKS = ("cifar_cnn", "lenet", "mlp")
+"""The networks that mxdist brings (see ``runtime/models.py``)."""
+
+
+class Model(Spec):
+    """A network by name, or a recipe: a Python file or module of the user's own.
+
+    A recipe defines ``network(params)`` and, as it likes, ``data(folder, split, params)``, ``loss(params)`` and
+    ``metrics(params)``; ``runtime/recipe.py`` describes each.
+    """
+
+    name: str | None = Field(None, description=f"A network of mxdist: {', '.join(NETWORKS)}.")
+    recipe: str | None = Field(None, description="A recipe: path/to/file.py or package.module.")
+    params: dict[str, Scalar] = Field(default_factory=dict, description="Hyperparameters of the network.")
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.name is None) == (self.recipe is None):
+            raise ValueError("give either name or recipe")
+        if self.name is not None and self.name not in NETWORKS:
+            raise ValueError(f"unknown model {self.name!r}; known are {', '.join(NETWORKS)}, or give a recipe")
+        return self
+
+
+class Script(Spec):
+    """An existing MXNet/Horovod script, started unchanged on every rank."""
+
+    path: str = Field(min_length=1, description="The script, as seen from where the job is submitted.")
+    args: tuple[str, ...] = Field((), description="Its arguments; nothing here is secret, `ps` shows them.")
+    env: dict[str, str] = Field(default_factory=dict, description="Extra environment; nothing here is secret.")
+
+
+class Head(StrEnum):
+    """What happens to the output layer when training starts from another model."""
+
+    KEEP = "keep"
+    REPLACE = "replace"
+
+
+class Init(Spec):
+    """Start from the weights of an earlier training (transfer learning, fine-tuning)."""
+
+    model_uri: str = Field(min_length=1, description="The exported model: a folder of the run store, by its URI.")
+    head: Head = Field(Head.KEEP, description="keep: same classes; replace: a new output layer.")
+    freeze_backbone: bool = Field(False, description="Train the head alone; the rest keeps weights and statistics.")
+    freeze: tuple[str, ...] = Field((), description="Regular expressions of parameter names to freeze as well.")
+    reuse_head: bool = Field(False, description="Keep the head although the label map differs: say so on purpose.")
