@@ -6,9 +6,10 @@ import difflib
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
+from types import NoneType
 from typing import Any, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from mxdist.errors import Problem, SpecError
@@ -20,10 +21,22 @@ LABEL = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
 class Spec(BaseModel):
     """A frozen value that a user writes.
 
-    Values that arrive as text (from Jinja, a trigger form or an environment) are cast here and nowhere else.
+    Values that arrive as text (from Jinja, a trigger form or an environment) are cast here and nowhere else. A check
+    over several fields is a validator of the last of them, so that it runs whatever else is wrong.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True, protected_namespaces=()
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _blank_is_none(cls, document: Any) -> Any:
+        """Read an optional field left blank in a form, or ``None`` as Jinja renders it, as not given."""
+        if not isinstance(document, Mapping):
+            return document
+        optional = {name for name, field in cls.model_fields.items() if NoneType in get_args(field.annotation)}
+        return {key: None if key in optional and value in ("", "None") else value for key, value in document.items()}
 
     @classmethod
     def parse(cls, document: object) -> Self:
@@ -64,7 +77,7 @@ def _problem(cls: type[BaseModel], detail: ErrorDetails) -> Problem:
         message = "unknown key" + _nearest(cls, detail["loc"])
     elif detail["type"] == "missing":
         message = "is required"
-    elif detail["type"] not in {"value_error", "assertion_error"} and not isinstance(detail["input"], Mapping | list):
+    elif detail["type"] != "value_error":
         message = f"{message[0].lower()}{message[1:]} (got {_short(detail['input'])})"
     return Problem(path, message)
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from mxdist.spec.base import Spec
 
@@ -72,8 +71,9 @@ class Tracking(Spec):
     registered_model: str | None = Field(None, description="Register the model under this name.")
     tags: dict[str, str] = Field(default_factory=dict, description="Extra tags.")
 
-    @model_validator(mode="after")
-    def _uri_without_password(self) -> Self:
-        if self.uri and "@" in self.uri.partition("://")[2].partition("/")[0]:
-            raise ValueError("the URI carries a password; give it as MLFLOW_TRACKING_USERNAME and _PASSWORD instead")
-        return self
+    @field_validator("uri")
+    @classmethod
+    def _without_password(cls, uri: str | None) -> str | None:
+        if uri and "@" in uri.partition("://")[2].partition("/")[0]:
+            raise ValueError("carries a password; give it as MLFLOW_TRACKING_USERNAME and _PASSWORD instead")
+        return uri

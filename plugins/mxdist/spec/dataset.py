@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
-
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from mxdist.spec.base import Spec
 
@@ -18,11 +16,12 @@ class Dataset(Spec):
         None, description="Keep only examples with these labels; they become classes 0, 1, ... in this order."
     )
 
-    @model_validator(mode="after")
-    def _distinct_labels(self) -> Self:
-        if self.labels is not None and (not self.labels or len(set(self.labels)) != len(self.labels)):
-            raise ValueError("labels must be distinct, and at least one")
-        return self
+    @field_validator("labels")
+    @classmethod
+    def _distinct(cls, labels: tuple[int, ...] | None) -> tuple[int, ...] | None:
+        if labels is not None and (not labels or len(set(labels)) != len(labels)):
+            raise ValueError("must be distinct, and at least one")
+        return labels
 
 
 class Split(Spec):
@@ -33,9 +32,11 @@ class Split(Spec):
     test: float = Field(0.15, ge=0, lt=1)
     seed: int = Field(0, ge=0)
 
-    @model_validator(mode="after")
-    def _whole(self) -> Self:
-        total = self.train + self.validation + self.test
-        if abs(total - 1) > 1e-9:
-            raise ValueError(f"train + validation + test must be 1, not {total:g}")
-        return self
+    @field_validator("test")
+    @classmethod
+    def _whole(cls, test: float, info: ValidationInfo) -> float:
+        if {"train", "validation"} <= info.data.keys():
+            total = info.data["train"] + info.data["validation"] + test
+            if abs(total - 1) > 1e-9:
+                raise ValueError(f"train + validation + test must be 1, not {total:g}")
+        return test

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import Field, TypeAdapter, ValidationInfo, field_validator
 
 from mxdist.errors import Problem, SpecError
 from mxdist.spec.base import LABEL, Spec
@@ -33,12 +33,13 @@ class BaseJob(Spec):
     storage: Storage = Field(default_factory=Storage)
     tracking: Tracking = Field(default_factory=Tracking)
 
-    @model_validator(mode="after")
-    def _fits_slots(self) -> Self:
-        slots = self.cluster.slots
-        if slots is not None and self.parallelism.world_size > slots:
-            raise ValueError(f"parallelism.world_size {self.parallelism.world_size} needs more than cluster.slots {slots}")
-        return self
+    @field_validator("parallelism")
+    @classmethod
+    def _fits_slots(cls, parallelism: Parallelism, info: ValidationInfo) -> Parallelism:
+        slots = info.data["cluster"].slots if "cluster" in info.data else None
+        if slots is not None and parallelism.world_size > slots:
+            raise ValueError(f"world_size {parallelism.world_size} is more than cluster.slots {slots}")
+        return parallelism
 
 
 class TrainingJob(BaseJob):
@@ -57,24 +58,38 @@ class TrainingJob(BaseJob):
     dtype: DType = Field(DType.FLOAT32, description="float32 or float64.")
     shuffle: bool = Field(True, description="A new permutation each epoch, from the seed.")
 
-    @model_validator(mode="after")
-    def _one_kind_of_work(self) -> Self:
-        if (self.model is None) == (self.script is None):
+    @field_validator("script")
+    @classmethod
+    def _one_kind_of_work(cls, script: Script | None, info: ValidationInfo) -> Script | None:
+        if "model" in info.data and (info.data["model"] is None) == (script is None):
             raise ValueError("give either model or script")
-        if self.model is not None and self.dataset is None:
-            raise ValueError("dataset: is required to train a model")
-        if self.script is not None and self.init is not None:
-            raise ValueError("init: a script loads its own weights")
-        return self
+        return script
 
-    @model_validator(mode="after")
-    def _divisible_batch(self) -> Self:
-        ranks = self.parallelism.world_size
-        if self.model is not None and self.batch_size % ranks:
-            below, above = self.batch_size // ranks * ranks, -(-self.batch_size // ranks) * ranks
+    @field_validator("dataset")
+    @classmethod
+    def _model_needs_data(cls, dataset: Dataset | None, info: ValidationInfo) -> Dataset | None:
+        if dataset is None and info.data.get("model") is not None:
+            raise ValueError("is required to train a model")
+        return dataset
+
+    @field_validator("init")
+    @classmethod
+    def _only_for_models(cls, init: Init | None, info: ValidationInfo) -> Init | None:
+        if init is not None and info.data.get("script") is not None:
+            raise ValueError("goes with a model; a script loads its own weights")
+        return init
+
+    @field_validator("batch_size")
+    @classmethod
+    def _divisible(cls, batch_size: int, info: ValidationInfo) -> int:
+        if info.data.get("script") is not None or "parallelism" not in info.data:
+            return batch_size
+        ranks = info.data["parallelism"].world_size
+        if batch_size % ranks:
+            below, above = batch_size // ranks * ranks, -(-batch_size // ranks) * ranks
             near = f"{below} or {above}" if below else f"{above}"
-            raise ValueError(f"batch_size {self.batch_size} is not divisible by world_size {ranks}; use {near}")
-        return self
+            raise ValueError(f"{batch_size} is not divisible by parallelism.world_size {ranks}; use {near}")
+        return batch_size
 
     def training_digest(self) -> str:
         """Return the digest of all that decides the weights: not where the job runs, or how it is watched."""
@@ -90,11 +105,12 @@ class EvaluationJob(BaseJob):
     split: str = Field("test", description="The split that nobody trained on.")
     batch_size: int = Field(256, ge=1)
 
-    @model_validator(mode="after")
-    def _one_rank(self) -> Self:
-        if self.parallelism.world_size != 1:
-            raise ValueError("parallelism.world_size must be 1: an evaluation runs in one process")
-        return self
+    @field_validator("parallelism")
+    @classmethod
+    def _one_rank(cls, parallelism: Parallelism) -> Parallelism:
+        if parallelism.world_size != 1:
+            raise ValueError("world_size must be 1: an evaluation runs in one process")
+        return parallelism
 
 
 Job = Annotated[TrainingJob | EvaluationJob, Field(discriminator="kind")]

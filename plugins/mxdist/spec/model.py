@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from mxdist.spec.base import Spec
 
@@ -27,13 +26,19 @@ class Model(Spec):
     recipe: str | None = Field(None, description="A recipe: path/to/file.py or package.module.")
     params: dict[str, Scalar] = Field(default_factory=dict, description="Hyperparameters of the network.")
 
-    @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if (self.name is None) == (self.recipe is None):
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str | None) -> str | None:
+        if name is not None and name not in NETWORKS:
+            raise ValueError(f"unknown model {name!r}; known are {', '.join(NETWORKS)}, or give a recipe")
+        return name
+
+    @field_validator("recipe")
+    @classmethod
+    def _one_source(cls, recipe: str | None, info: ValidationInfo) -> str | None:
+        if "name" in info.data and (info.data["name"] is None) == (recipe is None):
             raise ValueError("give either name or recipe")
-        if self.name is not None and self.name not in NETWORKS:
-            raise ValueError(f"unknown model {self.name!r}; known are {', '.join(NETWORKS)}, or give a recipe")
-        return self
+        return recipe
 
 
 class Script(Spec):
