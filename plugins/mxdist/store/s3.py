@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from mxdist.store.base import Entry, Store
 from mxdist.store.opening import Credentials
 
 _TRANSFER = TransferConfig(multipart_threshold=64 << 20, multipart_chunksize=16 << 20, max_concurrency=4)
+_ATTEMPTS = 10  # a server that asks to slow down is given a minute
 _DELETE_AT_ONCE = 1000  # S3 refuses more in one request
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _PRESENT = {"412", "PreconditionFailed", "409", "ConditionalRequestConflict"}
@@ -38,7 +40,7 @@ def connect(endpoint_url: str | None, region: str | None, credentials: Credentia
         config=Config(
             connect_timeout=5,
             read_timeout=30,
-            retries={"mode": "adaptive", "total_max_attempts": 10},
+            retries={"mode": "adaptive", "total_max_attempts": int(os.environ.get("AWS_MAX_ATTEMPTS", _ATTEMPTS))},
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
             s3={"addressing_style": "path"} if endpoint_url else {},
