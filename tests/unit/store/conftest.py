@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mxdist.store import Store, open_store
+from mxdist.store import Credentials, Store, open_store
 
 
 @pytest.fixture(params=["folder", "s3"])
@@ -19,7 +19,7 @@ def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
     seaweed = request.getfixturevalue("seaweed")
     bucket = seaweed.make_bucket()
     uri = f"s3://{bucket}/runs-{uuid.uuid4().hex[:8]}"
-    return lambda: open_store(uri, endpoint_url=seaweed.endpoint_url, credentials=seaweed.credentials)
+    return lambda: open_store(uri, endpoint_url=seaweed.endpoint_url, credentials=Credentials.from_environment(seaweed.credentials))
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from mxdist.store import Credentials, open_store
 
 
 def test_a_wrong_secret_is_said_and_not_retried(seaweed: Any) -> None:
-    wrong = Credentials(seaweed.credentials.access_key, "not the secret")
+    wrong = Credentials(seaweed.access_key, "not the secret")
     store = open_store(f"s3://{seaweed.make_bucket()}/x", endpoint_url=seaweed.endpoint_url, credentials=wrong)
     for call in (lambda: store.read("k"), lambda: store.write("k", b""), lambda: list(store.list())):
         with pytest.raises(StoreError, match="refused the credentials") as caught:
@@ -22,7 +22,7 @@ def test_a_wrong_secret_is_said_and_not_retried(seaweed: Any) -> None:
 
 
 def test_a_missing_bucket_is_named(seaweed: Any) -> None:
-    store = open_store("s3://no-such-bucket/x", endpoint_url=seaweed.endpoint_url, credentials=seaweed.credentials)
+    store = open_store("s3://no-such-bucket/x", endpoint_url=seaweed.endpoint_url, credentials=Credentials.from_environment(seaweed.credentials))
     with pytest.raises(StoreError, match="no-such-bucket"):
         list(store.list())
 
