@@ -1,0 +1,146 @@
+"""One service: how it is started, when it is ready, how it is stopped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from stack.processes import PidFile, Process, ServiceError, end, family, spawn, tail
+
+
+class Service(ABC):
+    """A process that listens on loopback and keeps its data in one folder.
+
+    Whoever starts it need not be the one who stops it: a pid file in ``folder`` tells who runs.
+
+    :param folder: state, pid file and log; made when needed.
+    :param environment: the whole environment of the process.
+    """
+
+    name: str
+    start_timeout_s: float = 120
+    grace_s: float = 20
+
+    def __init__(self, folder: Path, environment: dict[str, str]) -> None:
+        self.folder = folder
+        self.environment = environment
+        self.log = folder / f"{self.name}.log"
+        self.pid_file = PidFile(folder / f"{self.name}.pid")
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @abstractmethod
+    def command(self) -> Sequence[str]:
+        """Return the command line; it holds no secret."""
+
+    @abstractmethod
+    def ready(self) -> bool:
+        """Return whether it does its work: an answer that needs it whole, not just an open port."""
+
+    def prepare(self) -> None:
+        """Make what the process needs before it starts."""
+
+    def process(self) -> Process | None:
+        """Return the process if it runs."""
+        known = self.pid_file.read()
+        return known if known is not None and known.alive() else None
+
+    def alive(self) -> bool:
+        """Return whether it runs."""
+        self._reap()
+        return self.process() is not None
+
+    def spawn(self) -> None:
+        """Start the process, unless it runs already."""
+        if self.alive():
+            return
+        self.kill()  # what a dead one left in its session
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.prepare()
+        self._child = spawn(
+            self.command(), environment=self.environment, log=self.log, folder=self.folder, pid_file=self.pid_file
+        )
+
+    def wait_ready(self) -> None:
+        """Wait until it is ready.
+
+        :raises ServiceError: it ended, or took too long.
+        """
+        deadline = time.monotonic() + self.start_timeout_s
+        while not self.ready():
+            if self._child is not None and self._child.poll() is not None:
+                raise self._failed(f"ended with exit code {self._child.returncode} while starting")
+            if time.monotonic() > deadline:
+                raise self._failed(f"was not ready after {self.start_timeout_s:.0f} s")
+            time.sleep(0.1)
+
+    def start(self) -> None:
+        """Start it and wait until it is ready."""
+        self.spawn()
+        self.wait_ready()
+
+    def stop(self) -> None:
+        """End it and everything it started: TERM, then KILL. Nothing happens if it does not run."""
+        self._end(self.grace_s)
+
+    def kill(self) -> None:
+        """End it and everything it started at once, as a crash would."""
+        self._end(0)
+
+    def restart(self) -> None:
+        """Stop it and start it again, on the same port with the same data."""
+        self.stop()
+        self.start()
+
+    def _end(self, grace_s: float) -> None:
+        leader = self.pid_file.read()
+        if self._child is not None and leader is None:  # killed before it could note itself
+            self._child.kill()
+        if leader is not None:
+            end(lambda: self._family(leader), grace_s=grace_s)
+        if self._child is not None:
+            self._child.wait(timeout=10)
+        self.pid_file.clear()
+        self.cleanup()
+
+    def _family(self, leader: Process) -> list[Process]:
+        self._reap()
+        return family([leader])
+
+    def cleanup(self) -> None:
+        """Remove what the process leaves outside its folder."""
+
+    def _reap(self) -> None:
+        if self._child is not None:
+            self._child.poll()
+
+    def _failed(self, what: str) -> ServiceError:
+        return ServiceError(f"{self.name} {what}; the end of {self.log}:\n{tail(self.log)}")
+
+
+def start_all(services: Sequence[Service]) -> None:
+    """Start services side by side and wait until all are ready."""
+    for service in services:
+        service.spawn()
+    for service in services:
+        service.wait_ready()
+
+
+def stop_all(services: Sequence[Service]) -> None:
+    """Stop services, the last first; all are tried before the first error is raised."""
+    errors = []
+    for service in reversed(services):
+        try:
+            service.stop()
+        except ServiceError as error:
+            errors.append(str(error))
+    if errors:
+        raise ServiceError("\n".join(errors))
+
+
+def installed(binary: str) -> str:
+    """Return a program of the environment this Python belongs to."""
+    return str(Path(sys.executable).with_name(binary))

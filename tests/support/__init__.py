@@ -1,0 +1,1 @@
+"""What tests of every kind share: real services, found environments, nothing left behind."""
