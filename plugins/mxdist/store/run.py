@@ -248,6 +248,7 @@ class JobRun:
 
     def __init__(self, runs: Store, job_key: str) -> None:
         self.job_key = job_key
+        self.runs = runs
         self.store = runs.child(job_key)
 
     def attempt(self, number: int) -> Attempt:
