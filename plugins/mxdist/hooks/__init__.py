@@ -1,0 +1,1 @@
+"""From Airflow connections to stores, launchers and MLflow."""

@@ -1,0 +1,194 @@
+"""What happens when a DAG run ends, or somebody marks a task by hand.
+
+Airflow calls these in the scheduler and in the API server, which must never wait for S3 or MLflow. So a call only puts
+a note into a queue; one background thread does the work, with bounds, and whatever fails there is for
+``mxdist reconcile``.
+
+Nothing is asked of the DAG's code: the tasks left their job's place as an XCom (see ``operators/base.py``).
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow.listeners import hookimpl
+
+if TYPE_CHECKING:
+    from airflow.models.dagrun import DagRun
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+log = logging.getLogger(__name__)
+
+_JOB_XCOM = "mxdist_job"  # operators/base.py, which is not imported here: this module must load fast
+_WAITING_AT_MOST = 200
+_EXIT_WAIT_S = 20.0
+_TRIES = 3
+_PAUSE_S = 2.0
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something that ended.
+
+    :param task_id: only this task; None: the whole DAG run.
+    """
+
+    dag_id: str
+    run_id: str
+    succeeded: bool
+    task_id: str | None = None
+    map_index: int = -1
+
+
+@hookimpl
+def on_dag_run_success(dag_run: DagRun, msg: str) -> None:
+    """Close the MLflow parent run, end jobs that nobody waits for."""
+    _remember(Note(dag_run.dag_id, dag_run.run_id, succeeded=True))
+
+
+@hookimpl
+def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
+    """Close the MLflow parent run, end jobs that nobody waits for."""
+    _remember(Note(dag_run.dag_id, dag_run.run_id, succeeded=False))
+
+
+@hookimpl
+def on_task_instance_success(previous_state: Any, task_instance: RuntimeTaskInstance) -> None:
+    """End the job of a task that was marked as success while it waited for it."""
+    _marked(previous_state, task_instance, succeeded=True)
+
+
+@hookimpl
+def on_task_instance_failed(previous_state: Any, task_instance: RuntimeTaskInstance, error: Any) -> None:
+    """End the job of a task that was marked as failed while it waited for it."""
+    _marked(previous_state, task_instance, succeeded=False)
+
+
+def _marked(previous_state: Any, task_instance: Any, *, succeeded: bool) -> None:
+    # Only the API server, where people mark tasks, calls without a previous state. A task that ends by itself, or whose
+    # worker was lost, keeps its job: its next try wants it.
+    if previous_state is None:
+        place = (task_instance.dag_id, task_instance.run_id)
+        _remember(Note(*place, succeeded, task_instance.task_id, task_instance.map_index))
+
+
+class Background:
+    """One daemon thread that works through notes; made again in a forked process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pid = 0
+        self._notes: queue.Queue[Note] = queue.Queue(_WAITING_AT_MOST)
+
+    def put(self, note: Note) -> None:
+        """Take a note, or drop it when far too many wait."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._pid, self._notes = os.getpid(), queue.Queue(_WAITING_AT_MOST)
+                threading.Thread(target=self._work, args=(self._notes,), name="mxdist-listener", daemon=True).start()
+        try:
+            self._notes.put_nowait(note)
+        except queue.Full:
+            log.warning("Too many ended DAG runs wait for MLflow; `mxdist reconcile` has to close %s.", note)
+
+    def drain(self, timeout_s: float) -> bool:
+        """Wait until every note is worked through; return whether it is."""
+        if self._pid != os.getpid():
+            return True
+        give_up = time.monotonic() + timeout_s
+        while self._notes.unfinished_tasks and time.monotonic() < give_up:
+            time.sleep(0.05)
+        return not self._notes.unfinished_tasks
+
+    def _work(self, notes: queue.Queue[Note]) -> None:
+        while True:
+            note = notes.get()
+            try:
+                settle(note)
+            except Exception:
+                log.exception("Cannot settle %s; `mxdist reconcile` has to.", note)
+            finally:
+                notes.task_done()
+
+
+_BACKGROUND = Background()
+atexit.register(_BACKGROUND.drain, _EXIT_WAIT_S)
+
+
+def _remember(note: Note) -> None:
+    try:
+        _BACKGROUND.put(note)
+    except Exception:
+        log.exception("Cannot note %s; `mxdist reconcile` has to settle it.", note)
+
+
+def settle(note: Note) -> None:
+    """End jobs that nobody waits for any more; close the parent run when the whole DAG run is over."""
+    places = places_of(note)
+    for place in places:
+        _bounded(_end_job, place, note)
+    parents = {(place["mlflow_conn_id"], place["parent"]) for place in places if place.get("mlflow_conn_id")}
+    if note.task_id is None:
+        for conn_id, parent in sorted(parents):
+            _bounded(_close_parent, conn_id, parent, note.succeeded)
+
+
+def places_of(note: Note) -> list[dict[str, Any]]:
+    """Return where the jobs of the note's tasks are, as those tasks said before they submitted."""
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+
+    only: dict[str, Any] = {}
+    if note.task_id is not None:
+        only = {"task_ids": note.task_id, "map_indexes": note.map_index}
+    with create_session() as session:
+        query = XComModel.get_many(run_id=note.run_id, key=_JOB_XCOM, dag_ids=note.dag_id, **only)
+        values = session.scalars(query.with_only_columns(XComModel.value)).all()
+    return [json.loads(value) if isinstance(value, str) else value for value in values]
+
+
+def _end_job(place: dict[str, Any], note: Note) -> None:
+    from mxdist.hooks.cluster import ClusterHook
+    from mxdist.store import JobRun
+
+    hook = ClusterHook(place["mxdist_conn_id"])
+    attempt = JobRun(hook.open(place["runs_uri"]), place["job_key"]).latest()
+    if attempt is None or attempt.result() is not None:
+        return
+    what = "task" if note.task_id is not None else "DAG run"
+    mark = "as success" if note.succeeded else "as failed"
+    reason = f"the {what} was marked {mark} in Airflow" if note.task_id else f"the {what} is over in Airflow"
+    # The intent alone: the job's own supervisor acts on it within seconds, wherever it runs.
+    attempt.request_cancel("user" if note.task_id else "airflow", reason, marked_success=note.succeeded)
+    log.info("Job %s, attempt %d: %s, so it ends.", place["job_key"], attempt.number, reason)
+
+
+def _close_parent(conn_id: str, parent: str, succeeded: bool) -> None:
+    from mxdist.hooks.mlflow import MlflowHook
+    from mxdist.tracking.runs import close_parent
+
+    hook = MlflowHook(conn_id)
+    close_parent(hook.uri, parent, succeeded, login=hook.login())
+
+
+def _bounded(work: Any, *args: Any) -> None:
+    from mxdist.errors import MxdistError
+
+    for left in reversed(range(_TRIES)):
+        try:
+            work(*args)
+        except MxdistError as error:
+            if not (error.retryable and left):
+                log.warning("%s", error)
+                return
+            time.sleep(_PAUSE_S)
+        else:
+            return

@@ -1,0 +1,261 @@
+"""What the operators that run a job have in common: submit, wait in the triggerer, hand over."""
+
+from __future__ import annotations
+
+import re
+import threading
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+
+from airflow.sdk import BaseOperator
+
+from mxdist.errors import LaunchError, StoreError, TrackingError
+from mxdist.hooks.cluster import ClusterHook
+from mxdist.hooks.mlflow import MlflowHook
+from mxdist.links.mlflow import MlflowModelLink, MlflowRunLink
+from mxdist.operators.failures import as_airflow, error_of
+from mxdist.operators.life import LIFE, job_key_of, life_of, parent_of, source_of
+from mxdist.store import JobRun
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperatorLink, Context
+
+    from mxdist.launch.client import JobClient
+    from mxdist.spec import EvaluationJob, TrainingJob
+    from mxdist.store import Attempt, Result
+
+JOB_XCOM = "mxdist_job"
+"""Where the task's job is: for the listeners, which know only what Airflow's database holds."""
+
+_KILL_WAIT_S = 4.0  # Airflow kills the process 5 s after it asked
+
+
+class JobOperator(BaseOperator):
+    """Run one job on the nodes, and free the worker while it runs.
+
+    The job is found again by its key, which is the same for every try of the task. A retry reconnects to a job that
+    still runs and takes the result of one that is done; after a clear, the old job is ended and a new one begins.
+
+    :param mxdist_conn_id: the connection that says where jobs run and files live.
+    :param mlflow_conn_id: the connection to MLflow; None records nothing.
+    :param experiment: the MLflow experiment; default: the DAG's id.
+    :param world_size: number of ranks.
+    :param parallelism: more about the ranks: fields of ``Parallelism``.
+    :param limits: how long things may take: fields of ``Limits``; all in seconds.
+    :param cluster: more about the nodes: fields of ``Cluster``.
+    :param tags: extra tags of the MLflow run.
+    :param poll_s: seconds between two looks at the run store.
+    """
+
+    template_fields: Sequence[str] = (
+        "mxdist_conn_id",
+        "mlflow_conn_id",
+        "experiment",
+        "world_size",
+        "parallelism",
+        "limits",
+        "cluster",
+        "tags",
+    )
+    template_fields_renderers: ClassVar[dict[str, str]] = {
+        "parallelism": "json",
+        "limits": "json",
+        "cluster": "json",
+        "tags": "json",
+    }
+    operator_extra_links: Sequence[BaseOperatorLink] = (MlflowRunLink(), MlflowModelLink())
+    ui_color = "#e8f0fb"
+
+    def __init__(
+        self,
+        *,
+        mxdist_conn_id: str = ClusterHook.default_conn_name,
+        mlflow_conn_id: str | None = MlflowHook.default_conn_name,
+        experiment: str | None = None,
+        world_size: int | str = 1,
+        parallelism: Mapping[str, Any] | None = None,
+        limits: Mapping[str, Any] | None = None,
+        cluster: Mapping[str, Any] | None = None,
+        tags: Mapping[str, str] | None = None,
+        poll_s: float = 2.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.mxdist_conn_id = mxdist_conn_id
+        self.mlflow_conn_id = mlflow_conn_id
+        self.experiment = experiment
+        self.world_size = world_size
+        self.parallelism = parallelism
+        self.limits = limits
+        self.cluster = cluster
+        self.tags = tags
+        self.poll_s = poll_s
+        self._current: tuple[str, str, str] | None = None
+        self._killed = threading.Event()
+
+    @abstractmethod
+    def build_job(self, context: Context) -> TrainingJob | EvaluationJob:
+        """Return the job, cast and checked.
+
+        :raises SpecError: with every wrong field.
+        """
+
+    @abstractmethod
+    def hand_over(self, context: Context, attempt: Attempt, result: Result) -> dict[str, Any]:
+        """Return the small dict that goes to XCom."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Submit the job, or find it again; then wait for it without a worker."""
+        with as_airflow():
+            job = self.build_job(context)
+            hook = ClusterHook(self.mxdist_conn_id)
+            client, key = hook.job_client(), job_key_of(context)
+            self._announce(context, hook, key)
+            self._end_earlier_life(client, key, life_of(context))
+            submission = client.submit(job, key, source=source_of(context), secrets=self._secrets(hook))
+            self._stop_if_killed(client, submission.attempt)
+            self.log.info("Job %s, attempt %d: %s.", key, submission.attempt.number, submission.how)
+            if submission.how == "finished":
+                return self._finish(context, submission.attempt)
+            self._wait(context, submission.attempt, hook.settings.runs_uri)
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Go on where the trigger stopped watching."""
+        with as_airflow():
+            hook = ClusterHook(self.mxdist_conn_id)
+            client = hook.job_client()
+            attempt = client.attempt(job_key_of(context), int(event["attempt"]))
+            status = event["status"]
+            if status == "failed":
+                raise LaunchError(f"Job {attempt.claim.job_key} cannot be watched: {event['message']}")
+            if status == "done" or (status == "lost" and not self._revive(client, hook, attempt)):
+                return self._finish(context, attempt)
+            self._wait(context, attempt, hook.settings.runs_uri, chunk=event["chunk"], line=event["line"])
+
+    def on_kill(self) -> None:
+        """End the job: the task was killed while it submitted. Airflow gives this a few seconds."""
+        self._killed.set()
+        if self._current is not None:
+            # Not in this thread: the signal may have come while it held a lock of the S3 client.
+            work = threading.Thread(target=self._cancel_current, args=self._current, daemon=True)
+            work.start()
+            work.join(_KILL_WAIT_S)
+
+    def job_fields(self, context: Context) -> dict[str, Any]:
+        """Return what every kind of job has, as a document to parse."""
+        hook = ClusterHook(self.mxdist_conn_id)
+        place = {"python": hook.settings.node_python, "workdir": hook.settings.workdir, **(self.cluster or {})}
+        return {
+            "name": job_name(self.task_id),
+            "cluster": place,
+            "parallelism": {"world_size": self.world_size, **(self.parallelism or {})},
+            "limits": dict(self.limits or {}),
+            "storage": {"endpoint_url": hook.settings.endpoint_url, "region": hook.settings.region},
+            "tracking": self.tracking_fields(context),
+        }
+
+    def tracking_fields(self, context: Context) -> dict[str, Any]:
+        """Return where the run is recorded."""
+        fields: dict[str, Any] = {
+            "experiment": self.experiment or context["ti"].dag_id,
+            "run_name": self.task_id,
+            "parent": parent_of(context),
+            "tags": dict(self.tags or {}),
+        }
+        if self.mlflow_conn_id:
+            fields["uri"] = MlflowHook(self.mlflow_conn_id).uri
+        return fields
+
+    def _secrets(self, hook: ClusterHook) -> dict[str, str]:
+        return {**hook.secrets(), **(MlflowHook(self.mlflow_conn_id).secrets() if self.mlflow_conn_id else {})}
+
+    def _announce(self, context: Context, hook: ClusterHook, key: str) -> None:
+        """Say where the job will be before it is there, so that whoever cleans up finds it in any case."""
+        place = {
+            "mxdist_conn_id": self.mxdist_conn_id,
+            "mlflow_conn_id": self.mlflow_conn_id,
+            "runs_uri": hook.settings.runs_uri,
+            "job_key": key,
+            "parent": parent_of(context),
+        }
+        self._current = (hook.settings.runs_uri, key, life_of(context))
+        context["ti"].xcom_push(key=JOB_XCOM, value=place)
+
+    def _end_earlier_life(self, client: JobClient, key: str, life: str) -> None:
+        """Make sure that the job of a task that was cleared is over; a retry has the same life and changes nothing."""
+        latest = JobRun(client.runs, key).latest()
+        if latest is None or latest.claim.source.get(LIFE) == life:
+            return
+        result = latest.result()
+        if result is None:
+            self.log.info("The task was cleared: ending attempt %d of job %s.", latest.number, key)
+            client.cancel(latest, by="airflow", reason="the task was cleared")
+        elif result.state.value == "SUCCEEDED":
+            latest.hand_over()
+
+    def _stop_if_killed(self, client: JobClient, attempt: Attempt) -> None:
+        if self._killed.is_set():
+            client.cancel(attempt, by="user", reason="the task was ended in Airflow", wait_s=_KILL_WAIT_S)
+
+    def _cancel_current(self, runs_uri: str, key: str, life: str) -> None:
+        client = ClusterHook(self.mxdist_conn_id).job_client(runs_uri)
+        attempt = JobRun(client.runs, key).latest()
+        if attempt is not None and attempt.claim.source.get(LIFE) == life and attempt.result() is None:
+            client.cancel(attempt, by="user", reason="the task was ended in Airflow", wait_s=_KILL_WAIT_S)
+
+    def _revive(self, client: JobClient, hook: ClusterHook, attempt: Attempt) -> bool:
+        self.log.warning("Job %s gives no sign of life; starting its supervisor again.", attempt.claim.job_key)
+        return client.revive(attempt, self._secrets(hook))
+
+    def _finish(self, context: Context, attempt: Attempt) -> dict[str, Any]:
+        result = attempt.result()
+        if result is None:
+            raise LaunchError(f"Job {attempt.claim.job_key}, attempt {attempt.number} has no result yet.")
+        MlflowRunLink.push(context, self._shown(result.mlflow_run_url))
+        if result.state.value != "SUCCEEDED":
+            raise error_of(attempt, result)
+        return self.hand_over(context, attempt, result)
+
+    def _wait(self, context: Context, attempt: Attempt, runs_uri: str, *, chunk: int = 0, line: int = 0) -> NoReturn:
+        from mxdist.triggers.job import JobTrigger
+
+        url = attempt.read_state().mlflow_run_url or self._make_run(attempt)
+        MlflowRunLink.push(context, self._shown(url))
+        trigger = JobTrigger(
+            mxdist_conn_id=self.mxdist_conn_id,
+            runs_uri=runs_uri,
+            job_key=attempt.claim.job_key,
+            attempt=attempt.number,
+            poll_s=self.poll_s,
+            await_run=bool(self.mlflow_conn_id) and url is None,
+            chunk=chunk,
+            line=line,
+        )
+        self.defer(trigger=trigger, method_name="execute_complete")
+
+    def _make_run(self, attempt: Attempt) -> str | None:
+        """Return the page of the MLflow run, made now if need be; None while MLflow is out of reach."""
+        if not self.mlflow_conn_id:
+            return None
+        from mxdist.tracking.client import Client
+        from mxdist.tracking.runs import find_or_create_run
+
+        hook = MlflowHook(self.mlflow_conn_id)
+        try:
+            return find_or_create_run(Client(hook.uri, hook.login()), attempt, attempt.claim.parsed()).url
+        except (TrackingError, StoreError) as error:
+            self.log.warning("No MLflow run yet, the training does not mind: %s", error)
+            return None
+
+    def _shown(self, url: str | None) -> str | None:
+        """Return the address as a person's browser needs it."""
+        if not url or not self.mlflow_conn_id:
+            return url
+        hook = MlflowHook(self.mlflow_conn_id)
+        return f"{hook.ui_url}{url.removeprefix(hook.uri)}" if url.startswith(hook.uri) else url
+
+
+def job_name(task_id: str) -> str:
+    """Return a task's id as the name of a job: lower case, digits, hyphens."""
+    return re.sub(r"[^a-z0-9]+", "-", task_id.lower()).strip("-")[:52].strip("-") or "job"

@@ -1,0 +1,213 @@
+"""The one trigger: wait for a job's end by reading the run store."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from mxdist.errors import MxdistError, StoreError
+from mxdist.hooks.cluster import ClusterHook
+from mxdist.launch.base import Life
+from mxdist.launch.client import JobClient
+from mxdist.store import JobRun
+from mxdist.triggers.watch import Cursor, Look, ProgressLine, Pulse, Watch
+
+T = TypeVar("T")
+
+_LINES_AT_ONCE = 100  # then other triggers get their turn
+_BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+_KILL_WAIT_S = 15.0  # Airflow gives on_kill 30 s
+_STATE_TIMEOUT_S = 5.0
+_DEADLINE_SLACK_S = 10.0  # beside the job's own grace: its supervisor ends it at the deadline, the trigger makes sure
+
+
+class JobTrigger(BaseTrigger):
+    """Follow one attempt of a job: log lines into the task's log, then one event.
+
+    The trigger reads the run store, never the processes: a restarted triggerer goes on where the last one stopped.
+    Its event is a small dict with ``status``:
+
+    ``done``
+        the attempt has a result; the operator reads it.
+    ``lost``
+        no heartbeat, and the launcher finds no supervisor: the operator asks for another.
+    ``tracked``
+        the MLflow run is known now; the operator shows the link and waits again.
+    ``failed``
+        the job cannot be watched (``message`` says why).
+
+    :param mxdist_conn_id: the connection with the keys to the run store.
+    :param runs_uri: the run store that the job lives in.
+    :param job_key: the job.
+    :param attempt: its attempt.
+    :param poll_s: seconds between two looks.
+    :param stale_after_s: seconds without a heartbeat until the launcher is asked.
+    :param await_run: fire ``tracked`` as soon as the MLflow run is known.
+    :param chunk: log chunks that an earlier trigger of this task has shown.
+    :param line: log lines that an earlier trigger of this task has shown.
+    """
+
+    def __init__(
+        self,
+        *,
+        mxdist_conn_id: str,
+        runs_uri: str,
+        job_key: str,
+        attempt: int,
+        poll_s: float = 2.0,
+        stale_after_s: float = 30.0,
+        await_run: bool = False,
+        chunk: int = 0,
+        line: int = 0,
+    ) -> None:
+        super().__init__()
+        self.mxdist_conn_id = mxdist_conn_id
+        self.runs_uri = runs_uri
+        self.job_key = job_key
+        self.attempt = attempt
+        self.poll_s = poll_s
+        self.stale_after_s = stale_after_s
+        self.await_run = await_run
+        self.chunk = chunk
+        self.line = line
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return the class path and the arguments: JSON scalars only, and no secret."""
+        return (
+            "mxdist.triggers.job.JobTrigger",
+            {
+                "mxdist_conn_id": self.mxdist_conn_id,
+                "runs_uri": self.runs_uri,
+                "job_key": self.job_key,
+                "attempt": self.attempt,
+                "poll_s": self.poll_s,
+                "stale_after_s": self.stale_after_s,
+                "await_run": self.await_run,
+                "chunk": self.chunk,
+                "line": self.line,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Yield the one event."""
+        try:
+            event = await self._follow()
+        except (MxdistError, AirflowNotFoundException) as error:
+            event = {"status": "failed", "message": str(error)[:1000]}
+        yield TriggerEvent({"attempt": self.attempt, **event})
+
+    async def on_kill(self) -> None:
+        """End the job: somebody marked or cleared the task, or deleted its run.
+
+        Airflow also calls this when another triggerer has taken the trigger over; then the task is still deferred
+        and the job goes on. After a clear, a new try that waits already has ended the old attempt itself.
+        """
+        state = await self._task_state()
+        if state == "deferred":
+            self.log.info("The task still waits for job %s: it goes on.", self.job_key)
+            return
+        hook = await self._hook()
+        await asyncio.to_thread(self._cancel, hook, state == "success")
+
+    async def _follow(self) -> dict[str, Any]:
+        client = await self._reach(await self._hook())
+        watch = await self._retry(lambda: self._open_watch(client))
+        pulse, progress = Pulse(self.stale_after_s), ProgressLine()
+        while True:
+            look = await self._retry(watch.look)
+            await self._show(look, progress)
+            event = await self._event_of(look, watch, client, pulse)
+            if event is not None:
+                return event
+            await asyncio.sleep(0 if look.more else self.poll_s)
+
+    async def _event_of(self, look: Look, watch: Watch, client: JobClient, pulse: Pulse) -> dict[str, Any] | None:
+        place = {"chunk": watch.cursor.chunk, "line": watch.cursor.line}
+        if look.result is not None:
+            return {"status": "done", "state": look.result.state.value}
+        if self.await_run and look.state.mlflow_run_url:
+            return {"status": "tracked", **place}
+        if _overdue(watch):
+            await self._retry(lambda: client.cancel(watch.attempt, by="deadline", reason="the deadline has passed"))
+            return None
+        if not pulse.stale(look.state.heartbeat, now=time.monotonic()):
+            return None
+        if await self._retry(lambda: client.launcher.life(watch.attempt)) is Life.ALIVE:
+            pulse.reset(now=time.monotonic())
+            return None
+        return {"status": "lost", **place}
+
+    async def _show(self, look: Look, progress: ProgressLine) -> None:
+        for start in range(0, len(look.lines), _LINES_AT_ONCE):
+            for number, text in look.lines[start : start + _LINES_AT_ONCE]:
+                self.log.info("%6d %s", number, text)
+            await asyncio.sleep(0)
+        if line := progress.of(look.state, now=time.monotonic()):
+            self.log.info("%s", line)
+
+    def _open_watch(self, client: JobClient) -> Watch:
+        attempt = JobRun(client.runs, self.job_key).attempt(self.attempt)
+        return Watch(attempt, Cursor(self.chunk, self.line))
+
+    async def _reach(self, hook: ClusterHook) -> JobClient:
+        return await asyncio.to_thread(hook.job_client, self.runs_uri)
+
+    async def _hook(self) -> ClusterHook:
+        hook = ClusterHook(self.mxdist_conn_id)
+        await hook.prefetch()
+        return hook
+
+    async def _retry(self, work: Callable[[], T]) -> T:
+        """Do blocking work in a thread, again and again while the store is out of reach: the job is not."""
+        failures = 0
+        while True:
+            try:
+                return await asyncio.to_thread(work)
+            except StoreError as error:
+                if not error.retryable:
+                    raise
+                if failures % 10 == 0:
+                    self.log.warning("Still waiting for job %s, but: %s", self.job_key, error)
+                await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
+                failures += 1
+
+    def _cancel(self, hook: ClusterHook, marked_success: bool) -> None:
+        client = hook.job_client(self.runs_uri)
+        attempt = JobRun(client.runs, self.job_key).attempt(self.attempt)
+        reason = "the task was marked as success in Airflow" if marked_success else "the task was ended in Airflow"
+        result = client.cancel(attempt, by="user", reason=reason, marked_success=marked_success, wait_s=_KILL_WAIT_S)
+        self.log.info("Job %s, attempt %d: %s", self.job_key, self.attempt, result.state.value)
+
+    async def _task_state(self) -> str | None:
+        """Return the task's state now, or None when it has none (cleared, deleted) or nobody can say."""
+        task = self.task_instance
+        if task is None:
+            return None
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        ask = asyncio.to_thread(
+            RuntimeTaskInstance.get_task_states,
+            dag_id=task.dag_id,
+            task_ids=[task.task_id],
+            run_ids=[task.run_id],
+            map_index=task.map_index,
+        )
+        try:
+            states = await asyncio.wait_for(ask, _STATE_TIMEOUT_S)
+        except Exception as error:  # whatever it is, the user asked for the job's end
+            self.log.warning("Cannot ask for the task's state: %s", error)
+            return None
+        return next(iter(states.get(task.run_id, {}).values()), None)
+
+
+def _overdue(watch: Watch) -> bool:
+    claim = watch.attempt.claim
+    if claim.deadline_at is None:
+        return False
+    grace_s = float(claim.job.get("limits", {}).get("grace_s", 0))
+    return time.time() > claim.deadline_at + grace_s + _DEADLINE_SLACK_S
