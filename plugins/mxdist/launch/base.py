@@ -1,0 +1,52 @@
+"""What a launcher must do, whatever platform it starts jobs on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from enum import StrEnum
+
+from mxdist.launch.bundle import Bundle
+from mxdist.launch.plan import Plan
+from mxdist.spec import EvaluationJob, TrainingJob
+from mxdist.store import Attempt
+
+
+class Life(StrEnum):
+    """What a launcher knows of an attempt's newest supervisor."""
+
+    NEVER = "never started"
+    ALIVE = "alive"
+    DEAD = "dead"
+
+
+class Launcher(ABC):
+    """Starts supervisors and knows whether they live. It holds no state: everything is in the run store and the platform."""
+
+    @abstractmethod
+    def plan(self, job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str) -> Plan:
+        """Return what ``start`` would run.
+
+        :raises LaunchError: the platform's settings are incomplete.
+        """
+
+    @abstractmethod
+    def start(self, attempt: Attempt, bundle: Bundle, *, incarnation: int, secrets: Mapping[str, str]) -> bool:
+        """Start supervisor number ``incarnation`` and return once it has claimed its place.
+
+        Idempotent: of any number of calls with one incarnation, at any hosts, one starts it.
+
+        :return: whether this call's supervisor is the one that counts.
+        :raises LaunchError: no supervisor could be started.
+        """
+
+    @abstractmethod
+    def life(self, attempt: Attempt) -> Life:
+        """Return what is known of the newest supervisor of ``attempt``."""
+
+    @abstractmethod
+    def kill(self, attempt: Attempt, *, grace_s: float) -> None:
+        """End every process of ``attempt``; return only when none is left.
+
+        :raises LaunchError: a process could not be ended, or cannot be reached from here.
+        """

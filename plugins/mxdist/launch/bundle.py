@@ -1,0 +1,125 @@
+"""The code of a job: this package and the user's own, as bytes with one digest.
+
+The node side runs from the bundle, never from the site-packages of the control side, and never from files that
+somebody may be editing while the job waits for its restart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mxdist
+from mxdist.errors import Problem, SpecError
+from mxdist.spec import EvaluationJob, TrainingJob
+
+USER_FOLDER = "user"
+"""The folder of the user's code inside the bundle."""
+
+_CODE = {".py"}
+_CONFIG = {".json", ".yaml", ".yml", ".toml", ".cfg", ".ini"}
+_CONFIG_MAX_BYTES = 1 << 20
+_MAX_FILES = 2_000
+_MAX_BYTES = 32 << 20
+_SKIP = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """The files of a job by their path inside the bundle."""
+
+    files: dict[str, bytes]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 (hex) over paths and contents."""
+        total = hashlib.sha256()
+        for path, data in sorted(self.files.items()):
+            total.update(f"{path}\0{hashlib.sha256(data).hexdigest()}\n".encode())
+        return total.hexdigest()
+
+    def write(self, folder: Path) -> None:
+        """Make ``folder`` with these files; it appears complete or not at all, and one that is there stays."""
+        if folder.is_dir():
+            return
+        partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+        for path, data in self.files.items():
+            target = partial / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another one made it just now
+                raise
+
+
+def collect(job: TrainingJob | EvaluationJob) -> Bundle:
+    """Return the bundle of ``job``.
+
+    :raises SpecError: the script or recipe is not there, or has too much around it.
+    """
+    package = Path(mxdist.__file__).parent
+    files = {f"mxdist/{path.relative_to(package).as_posix()}": path.read_bytes() for path in _walk(package, _CODE)}
+    field, main = user_file(job)
+    if main is not None:
+        files.update(_user_files(field, main))
+    return Bundle(files)
+
+
+def user_file(job: TrainingJob | EvaluationJob) -> tuple[str, Path | None]:
+    """Return the field and the path of the user's own file: a script, or a recipe given as a file."""
+    if isinstance(job, TrainingJob) and job.script is not None:
+        return "script.path", Path(job.script.path)
+    if isinstance(job, TrainingJob) and job.model is not None and (job.model.recipe or "").endswith(".py"):
+        return "model.recipe", Path(str(job.model.recipe))
+    return "", None
+
+
+def localize(job: TrainingJob | EvaluationJob, code: Path) -> TrainingJob | EvaluationJob:
+    """Return ``job`` with the script or recipe where the bundle in ``code`` has it."""
+    field, main = user_file(job)
+    if main is None or not isinstance(job, TrainingJob):
+        return job
+    inside = str(code / USER_FOLDER / main.name)
+    if job.script is not None:
+        return job.model_copy(update={"script": job.script.model_copy(update={"path": inside})})
+    model = job.model.model_copy(update={"recipe": inside}) if job.model else None
+    return job.model_copy(update={"model": model})
+
+
+def _user_files(field: str, main: Path) -> Iterator[tuple[str, bytes]]:
+    if not main.is_file():
+        raise SpecError("The job", [Problem(field, f"there is no file {main}")])
+    yield f"{USER_FOLDER}/{main.name}", main.read_bytes()
+    count, size_bytes = 0, 0
+    for path in _walk(main.parent, _CODE | _CONFIG):
+        size = path.stat().st_size
+        if path.suffix in _CONFIG and size > _CONFIG_MAX_BYTES:
+            continue
+        count, size_bytes = count + 1, size_bytes + size
+        if count > _MAX_FILES or size_bytes > _MAX_BYTES:
+            problem = f"{main.parent} holds more than {_MAX_FILES} files or {_MAX_BYTES >> 20} MiB of code beside {main.name}"
+            raise SpecError("The job", [Problem(field, f"{problem}; give it a folder of its own")])
+        yield f"{USER_FOLDER}/{path.relative_to(main.parent).as_posix()}", path.read_bytes()
+
+
+def _walk(folder: Path, suffixes: set[str]) -> Iterator[Path]:
+    """Yield the code files below ``folder``, in order; a subfolder counts only when it holds Python of its own."""
+    for root, folders, names in os.walk(folder):
+        here = Path(root)
+        folders[:] = sorted(name for name in folders if _enter(here / name))
+        if here != folder and not any(name.endswith(".py") for name in names):
+            continue
+        for name in sorted(names):
+            if Path(name).suffix in suffixes and not name.startswith(".") and (here / name).is_file():
+                yield here / name
+
+
+def _enter(folder: Path) -> bool:
+    hidden = folder.name.startswith(".") or folder.name in _SKIP
+    return not hidden and not folder.is_symlink() and not (folder / "pyvenv.cfg").exists()

@@ -1,0 +1,258 @@
+"""Submit a job exactly once, re-attach to it, cancel it, revive it: the same for Airflow and the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from mxdist.errors import LaunchError, MxdistError, NotFound, Problem, SpecError
+from mxdist.launch.base import Launcher, Life
+from mxdist.launch.bundle import Bundle, collect
+from mxdist.spec import EvaluationJob, JobState, TrainingJob
+from mxdist.store import Attempt, Cause, JobRun, Result, Store
+
+INDEX = "_jobs"
+"""Where the run store lists its job keys; no job key starts with an underscore."""
+
+JOB_KEY = re.compile(r"^[a-z0-9][a-z0-9-]{0,79}$")
+_ROUNDS = 10  # of deciding anew because somebody else was faster
+_LINGER_S = 5.0  # a supervisor that wrote its result needs this long, at most, to be gone
+
+
+def job_key_for_airflow(dag_id: str, run_id: str, task_id: str, map_index: int) -> str:
+    """Return the key of a task instance: the same for every try of it."""
+    identity = "\0".join([dag_id, run_id, task_id, str(map_index)])
+    return f"{_slug(task_id)[:40]}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+
+
+def job_key_for_cli(job: TrainingJob | EvaluationJob) -> str:
+    """Return the key of a job file: the same as long as its content is."""
+    return f"{job.name}-{job.digest()[:12]}"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """What came of a submission.
+
+    :param how: ``started``: by this call; ``reattached``: it runs already; ``finished``: its result is there.
+    """
+
+    attempt: Attempt
+    how: Literal["started", "reattached", "finished"]
+
+
+class JobClient:
+    """The jobs of one run store, on one platform.
+
+    :param runs: the store of all jobs.
+    """
+
+    def __init__(self, runs: Store, launcher: Launcher) -> None:
+        self.runs = runs
+        self.launcher = launcher
+
+    def submit(
+        self,
+        job: TrainingJob | EvaluationJob,
+        job_key: str,
+        *,
+        source: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+    ) -> Submission:
+        """Start the job, or find it: a retry reconnects, a clear starts again.
+
+        :param source: who asks; kept with the claim.
+        :param secrets: values for names of ``SECRET_NAMES``; others do not travel.
+        :raises LaunchError: it could not be started.
+        """
+        if not JOB_KEY.match(job_key):
+            raise SpecError("The job key", [Problem("", f"{job_key!r} must be lower case letters, digits, hyphens; at most 80")])
+        self.launcher.plan(job, job_key, runs_uri=self.runs.uri)  # a wrong setting is told before anything is claimed
+        bundle = collect(job)
+        self.runs.create_json(f"{INDEX}/{job_key}", {"job_key": job_key})
+        run = JobRun(self.runs, job_key)
+        for _ in range(_ROUNDS):
+            latest = run.latest()
+            if latest is None or _over(latest):
+                attempt = self._claim(run, latest, job, bundle, source or {})
+            elif latest.result() is not None:
+                return Submission(latest, "finished")
+            else:
+                attempt = latest
+            how = self._ensure_started(attempt, bundle, secrets or {})
+            if how is not None:
+                return Submission(attempt, how)
+        raise LaunchError(f"{job_key} changed hands {_ROUNDS} times while it was submitted; try again later.")
+
+    def cancel(
+        self, attempt: Attempt, *, by: str, reason: str, marked_success: bool = False, wait_s: float = 30.0
+    ) -> Result:
+        """End the attempt and return how it ended. The wish is recorded first, so that it outlives this process.
+
+        :param by: user, airflow, deadline, cli, reconciler.
+        :param wait_s: how long its supervisor may take before everything is killed.
+        :raises LaunchError: processes are left that cannot be ended from here.
+        """
+        result = attempt.result()
+        if result is None:
+            attempt.request_cancel(by, reason, marked_success=marked_success)
+            result = self._await_result(attempt, wait_s)
+        if result is None:
+            self.launcher.kill(attempt, grace_s=0)
+            result = attempt.finish(_cancelled(attempt))
+        self._await_gone(attempt)
+        self.launcher.kill(attempt, grace_s=1)
+        return result
+
+    def revive(self, attempt: Attempt, secrets: Mapping[str, str] | None = None) -> bool:
+        """Start the next supervisor if the last one died without a result.
+
+        A dead supervisor counts as a restart of the world. Nothing happens while one lives, or when the attempt is over.
+
+        :return: False when no restart was left: the attempt is then recorded as FAILED, cause ``lost``.
+        """
+        life = self.launcher.life(attempt)
+        if life is Life.ALIVE or attempt.result() is not None:
+            return True
+        if attempt.cancel_intent() is not None:
+            self.cancel(attempt, by="reconciler", reason="its supervisor died before it could act", wait_s=0)
+            return True
+        number = attempt.supervisors.last()
+        limit = attempt.claim.parsed().limits.max_restarts
+        if max(number, attempt.read_state().world) > limit and life is Life.DEAD:
+            self.launcher.kill(attempt, grace_s=0)
+            cause = Cause("lost", f"the supervisor died {number} times; no restart is left of {limit}", retryable=True)
+            attempt.finish(_ended(attempt, JobState.FAILED, cause))
+            return False
+        self.launcher.start(attempt, collect(attempt.claim.parsed()), incarnation=number + 1, secrets=secrets or {})
+        return True
+
+    def attempt(self, job_key: str, number: int | None = None) -> Attempt:
+        """Return one attempt of a job, by default the one that counts.
+
+        :raises NotFound: there is none.
+        """
+        run = JobRun(self.runs, job_key)
+        if number is not None:
+            return run.attempt(number)
+        latest = run.latest()
+        if latest is None:
+            raise NotFound(f"there is no job {job_key!r} in {self.runs.uri}.", hint="`mxdist status` lists all jobs.")
+        return latest
+
+    def job_keys(self) -> list[str]:
+        """Return the keys of all jobs that were submitted to this store."""
+        return [entry.key.rpartition("/")[2] for entry in self.runs.list(f"{INDEX}/")]
+
+    def state(self, attempt: Attempt) -> JobState:
+        """Return where the attempt stands."""
+        result = attempt.result()
+        return result.state if result else attempt.read_state().state
+
+    def _claim(
+        self,
+        run: JobRun,
+        latest: Attempt | None,
+        job: TrainingJob | EvaluationJob,
+        bundle: Bundle,
+        source: Mapping[str, str],
+    ) -> Attempt:
+        if latest is None:
+            return run.claim(job, after=0, code_digest=bundle.digest, source=source)
+        origin = _origin(latest, job)
+        if latest.result() is None:
+            self.cancel(latest, by="user", reason="replaced by a new attempt")
+        else:
+            self.launcher.kill(latest, grace_s=0)
+        return run.claim(job, after=latest.number, origin=origin, code_digest=bundle.digest, source=source)
+
+    def _ensure_started(
+        self, attempt: Attempt, bundle: Bundle, secrets: Mapping[str, str]
+    ) -> Literal["started", "reattached"] | None:
+        """Make sure that the attempt has a supervisor; None if it has ended meanwhile."""
+        life = self.launcher.life(attempt)
+        if life is Life.ALIVE:
+            return "reattached"
+        if life is Life.NEVER:
+            ours = self.launcher.start(attempt, bundle, incarnation=1, secrets=secrets)
+            return "started" if ours else "reattached"
+        if attempt.result() is not None:
+            return None
+        return "reattached" if self.revive(attempt, secrets) and attempt.result() is None else None
+
+    def _await_result(self, attempt: Attempt, wait_s: float) -> Result | None:
+        deadline = time.monotonic() + wait_s
+        pause_s = 0.1
+        while True:
+            alive = self.launcher.life(attempt) is Life.ALIVE
+            result = attempt.result()
+            if result is not None or not alive or time.monotonic() > deadline:
+                return result
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 1.0)
+
+    def _await_gone(self, attempt: Attempt) -> None:
+        deadline = time.monotonic() + _LINGER_S
+        while self.launcher.life(attempt) is Life.ALIVE and time.monotonic() < deadline:
+            time.sleep(0.1)
+
+
+def log_lines(attempt: Attempt, *, after: int = 0) -> Iterator[tuple[int, list[tuple[int, str]]]]:
+    """Yield the chunks of the log after chunk ``after``: its number, and its lines with their numbers."""
+    for number, chunk in attempt.logs.read(after):
+        yield number, list(enumerate(chunk["lines"], start=chunk["first"]))
+
+
+def _over(attempt: Attempt) -> bool:
+    """Whether a new attempt must follow: after a cancel intent, a failure, or a result that was handed over."""
+    if attempt.cancel_intent() is not None:
+        return True
+    result = attempt.result()
+    return result is not None and (result.state is not JobState.SUCCEEDED or attempt.handed_over())
+
+
+def _origin(latest: Attempt, job: TrainingJob | EvaluationJob) -> int | None:
+    """Return the origin that a new attempt continues, or None if it must begin from scratch."""
+    result = latest.result()
+    if result is None or not result.state.resumable or latest.cancel_intent() is not None:
+        return None
+    try:
+        before = latest.claim.parsed()
+    except MxdistError:  # written by another version: its checkpoints are not ours to judge
+        return None
+    if isinstance(job, TrainingJob) and isinstance(before, TrainingJob):
+        return latest.claim.origin if job.training_digest() == before.training_digest() else None
+    return None
+
+
+def _cancelled(attempt: Attempt) -> Result:
+    intent = attempt.cancel_intent()
+    by, reason = (intent.by, intent.reason) if intent else ("user", "")
+    if by == "deadline":
+        return _ended(attempt, JobState.DEADLINE, Cause("deadline", reason, retryable=False))
+    return _ended(attempt, JobState.CANCELLED, Cause("cancel", f"cancelled by {by}: {reason}", retryable=False))
+
+
+def _ended(attempt: Attempt, state: JobState, cause: Cause) -> Result:
+    """Return the result of an attempt whose supervisor cannot write one any more."""
+    seen, now = attempt.read_state(), time.time()
+    return Result(
+        state=state,
+        ended_at=now,
+        cause=cause,
+        steps=seen.step,
+        metrics=seen.metrics,
+        restarts=max(0, seen.world - 1),
+        duration_s=now - attempt.claim.submitted_at,
+        mlflow_run_id=seen.mlflow_run_id,
+        mlflow_run_url=seen.mlflow_run_url,
+        tracking_complete=attempt.claim.parsed().tracking.uri is None,
+    )
+
+
+def _slug(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "job"

@@ -1,0 +1,247 @@
+"""From a job to exactly what will run. Pure: nothing is read, started or written here.
+
+A plan holds no secret, only the names of those that will travel beside it, and no value that exists only once the
+job runs (ports, tokens, attempt numbers), only their names. What is left is fixed by the job and the host, so a
+plan can be shown before the start, compared in a golden file, and is what the supervisor then does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from mxdist.spec import EvaluationJob, Limits, TrainingJob
+
+SECRET_NAMES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "MLFLOW_TRACKING_USERNAME",
+    "MLFLOW_TRACKING_PASSWORD",
+    "MLFLOW_TRACKING_TOKEN",
+)
+"""The secrets that may travel to a job; no others do."""
+
+RUNTIME_NAMES = (
+    "HOROVOD_GLOO_RENDEZVOUS_PORT",
+    "MXDIST_ATTEMPT",
+    "MXDIST_ATTEMPT_DIR",
+    "MXDIST_INCARNATION",
+    "MXDIST_TOKEN",
+    "MXDIST_WORLD_DIR",
+    "PYTHONPATH",
+)
+"""Variables of every rank whose values exist only once the job runs."""
+
+LOOPBACK = "127.0.0.1"
+_GLOO_TIMEOUT_S = 30  # Horovod's own default: never wait less
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """One rank: where it stands in the world, its cores, its command and its environment.
+
+    :param cores: the cores it is bound to; empty: wherever the kernel likes.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    cores: tuple[int, ...]
+    command: tuple[str, ...]
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that will run for one job.
+
+    :param attempt_dir: the scratch folder; ``<attempt>`` stands for the number that submission will give.
+    """
+
+    name: str
+    kind: str
+    job_key: str
+    digest: str
+    runs_uri: str
+    attempt_dir: str
+    python: str
+    work: str
+    supervisor: tuple[str, ...]
+    ranks: tuple[RankPlan, ...]
+    limits: dict[str, Any]
+    runtime_names: tuple[str, ...] = RUNTIME_NAMES
+    secret_names: tuple[str, ...] = SECRET_NAMES
+
+    def to_document(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    def describe(self) -> str:
+        """Return the plan as text for a reader."""
+        return "\n".join([*self._head(), "", *self._world(), "", *self._environment(), "", *self._bounds()]) + "\n"
+
+    def _head(self) -> list[str]:
+        return [
+            f"job         {self.name} ({self.kind}), {len(self.ranks)} rank{'s' if len(self.ranks) != 1 else ''}",
+            f"job key     {self.job_key}",
+            f"digest      {self.digest}",
+            f"work        {self.work}",
+            f"run store   {self.runs_uri}",
+            f"scratch     {self.attempt_dir}",
+            f"supervisor  {' '.join(self.supervisor)}",
+        ]
+
+    def _world(self) -> list[str]:
+        rows = ["rank  local  host       cores  command"]
+        for rank in self.ranks:
+            cores = ",".join(map(str, rank.cores)) or "any"
+            rows.append(f"{rank.rank:<4}  {rank.local_rank:<5}  {rank.host:<9}  {cores:<5}  {' '.join(rank.command)}")
+        return rows
+
+    def _environment(self) -> list[str]:
+        shared = _shared([rank.environment for rank in self.ranks])
+        lines = ["environment of every rank"]
+        lines += [f"  {name}={value}" for name, value in sorted(shared.items())]
+        for rank in self.ranks:
+            own = {name: value for name, value in rank.environment.items() if name not in shared}
+            if own:
+                lines.append(f"  rank {rank.rank}: " + " ".join(f"{name}={value}" for name, value in sorted(own.items())))
+        lines.append("set at the start")
+        lines += [f"  {name}" for name in self.runtime_names]
+        lines.append("secrets, if given, by name only")
+        lines += [f"  {name}" for name in self.secret_names]
+        return lines
+
+    def _bounds(self) -> list[str]:
+        return ["limits", *(f"  {name}: {'none' if value is None else value}" for name, value in self.limits.items())]
+
+
+def build_plan(
+    job: TrainingJob | EvaluationJob,
+    job_key: str,
+    *,
+    runs_uri: str,
+    python: str,
+    workdir: str,
+    cores: Sequence[int],
+) -> Plan:
+    """Return what will run for ``job``.
+
+    :param runs_uri: the run store of all jobs.
+    :param python: the Python of the node environment.
+    :param workdir: the folder that holds the scratch folders of all jobs.
+    :param cores: the cores that the job may use.
+    """
+    attempt_dir = f"{workdir}/{job_key}/<attempt>"
+    share = _share_cores(job, cores)
+    return Plan(
+        name=job.name,
+        kind=job.kind,
+        job_key=job_key,
+        digest=job.digest(),
+        runs_uri=runs_uri,
+        attempt_dir=attempt_dir,
+        python=python,
+        work=_work(job),
+        supervisor=supervisor_command(python, attempt_dir),
+        ranks=tuple(
+            _rank(job, job_key, rank, runs_uri=runs_uri, python=python, cores=share[rank], usable=len(cores))
+            for rank in range(job.parallelism.world_size)
+        ),
+        limits=job.limits.to_document(),
+    )
+
+
+def supervisor_command(python: str, attempt_dir: str) -> tuple[str, ...]:
+    """Return the command that supervises the attempt of this scratch folder; the launcher adds the incarnation."""
+    return (python, "-m", "mxdist.runtime.supervisor", attempt_dir)
+
+
+def _rank(
+    job: TrainingJob | EvaluationJob,
+    job_key: str,
+    rank: int,
+    *,
+    runs_uri: str,
+    python: str,
+    cores: tuple[int, ...],
+    usable: int,
+) -> RankPlan:
+    size = job.parallelism.world_size
+    threads = job.cluster.threads_per_rank or max(1, len(cores) or usable // size)
+    environment = {
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONFAULTHANDLER": "1",
+        "PYTHONUNBUFFERED": "1",
+        **_user_environment(job),
+        **_horovod(job, rank),
+        "MXDIST_JOB_KEY": job_key,
+        "MXDIST_RUNS_URI": runs_uri,
+    }
+    command = (python, "-m", "mxdist.runtime.rank")
+    return RankPlan(rank=rank, local_rank=rank, host=LOOPBACK, cores=cores, command=command, environment=environment)
+
+
+def _horovod(job: TrainingJob | EvaluationJob, rank: int) -> dict[str, str]:
+    size, limits = job.parallelism.world_size, job.limits
+    return {
+        "HOROVOD_RANK": str(rank),
+        "HOROVOD_SIZE": str(size),
+        "HOROVOD_LOCAL_RANK": str(rank),
+        "HOROVOD_LOCAL_SIZE": str(size),
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_HOSTNAME": LOOPBACK,
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_GLOO_IFACE": "lo",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(_GLOO_TIMEOUT_S, math.ceil(limits.start_timeout_s))),
+        "HOROVOD_FUSION_THRESHOLD": str(job.parallelism.fusion_threshold_mb * 1024 * 1024),
+        "HOROVOD_CYCLE_TIME": f"{job.parallelism.cycle_time_ms:g}",
+        **_stall_check(limits),
+    }
+
+
+def _stall_check(limits: Limits) -> dict[str, str]:
+    """Horovod's own stall check. It counts whole seconds, and a shutdown below the warning is refused."""
+    warn_s = max(1, math.floor(limits.stall_timeout_s / 2))
+    return {
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn_s),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(warn_s + 1, math.ceil(limits.stall_timeout_s))),
+    }
+
+
+def _user_environment(job: TrainingJob | EvaluationJob) -> dict[str, str]:
+    if isinstance(job, TrainingJob) and job.script is not None:
+        return dict(job.script.env)
+    return {}
+
+
+def _share_cores(job: TrainingJob | EvaluationJob, cores: Sequence[int]) -> list[tuple[int, ...]]:
+    """Give each rank cores of its own, neighbours together; none when there are too few, or only one rank."""
+    size = job.parallelism.world_size
+    each = len(cores) // size
+    if not job.cluster.pin_cores or each == 0 or size == 1:
+        return [()] * size
+    ordered = sorted(cores)
+    return [tuple(ordered[rank * each : (rank + 1) * each]) for rank in range(size)]
+
+
+def _work(job: TrainingJob | EvaluationJob) -> str:
+    if isinstance(job, EvaluationJob):
+        return f"evaluate {', '.join(sorted(job.models))} on {job.dataset.manifest_uri} ({job.split})"
+    if job.script is not None:
+        return " ".join(["script", job.script.path, *job.script.args])
+    model = job.model
+    source = "" if model is None else f"model {model.name}" if model.name else f"recipe {model.recipe}"
+    data = f" on {job.dataset.manifest_uri}" if job.dataset else ""
+    return f"{source}{data}, {job.epochs} epoch{'s' if job.epochs != 1 else ''}, global batch {job.batch_size}"
+
+
+def _shared(environments: Sequence[dict[str, str]]) -> dict[str, str]:
+    first = environments[0]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in environments)}

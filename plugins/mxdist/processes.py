@@ -1,0 +1,163 @@
+"""The processes of a job on this host, found by the token in their environment.
+
+A process id alone proves nothing: it may have been given to somebody else since. So a process is named by its id and
+its start time, and a job by the token that every process of it carries in ``MXDIST_TOKEN``, however it forked,
+changed its session or lost its parent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mxdist.errors import LaunchError
+
+TOKEN_NAME = "MXDIST_TOKEN"
+_PROC = Path("/proc")
+_DEAD = "ZXx"
+_KILL_WAIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Process:
+    """One living process.
+
+    :param start_time: clock ticks after boot; with ``pid`` it names the process for good.
+    :param state: one letter, as in ``ps``: ``T`` is stopped.
+    """
+
+    pid: int
+    start_time: int
+    parent: int
+    session: int
+    state: str
+
+
+def read(pid: int) -> Process | None:
+    """Return the process with this id, or None if it is gone or only a zombie."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the command's name may hold blanks and brackets
+    if not fields or fields[0] in _DEAD:
+        return None
+    return Process(pid=pid, start_time=int(fields[19]), parent=int(fields[1]), session=int(fields[3]), state=fields[0])
+
+
+def start_time(pid: int) -> int | None:
+    """Return when the process started, in clock ticks after boot; None if it is not alive."""
+    process = read(pid)
+    return process.start_time if process else None
+
+
+def alive(pid: int, started: int) -> bool:
+    """Return whether the very process that started at ``started`` is alive. A zombie is not."""
+    return pid > 1 and start_time(pid) == started
+
+
+def find(token: str) -> list[Process]:
+    """Return the job's living processes, oldest first.
+
+    They carry the token, or descend from one that does, or share the session of one that leads it: a child that
+    was given an empty environment is found as well.
+    """
+    if not token:
+        return []
+    table = {process.pid: process for process in _own()}
+    found = {pid for pid in table if _carries(pid, token)}
+    sessions = {pid for pid in found if table[pid].session == pid}
+    found |= {pid for pid, process in table.items() if process.session in sessions}
+    grown = True
+    while grown:
+        children = {pid for pid, process in table.items() if process.parent in found and pid not in found}
+        found |= children
+        grown = bool(children)
+    return sorted((table[pid] for pid in found), key=lambda process: (process.start_time, process.pid))
+
+
+def terminate(token: str, *, grace_s: float, exclude: Collection[int] = ()) -> None:
+    """End every process of the job: TERM, a time of grace, KILL, and a look that none is left.
+
+    :param grace_s: seconds between TERM and KILL; 0 kills at once.
+    :param exclude: ids of processes that stay: the caller's own.
+    :raises LaunchError: one of them could not be ended.
+    """
+    if grace_s > 0 and _signal_all(token, signal.SIGTERM, exclude):
+        _wait_gone(token, exclude, grace_s)
+    deadline = time.monotonic() + _KILL_WAIT_S
+    while _signal_all(token, signal.SIGKILL, exclude):
+        if time.monotonic() > deadline:
+            left = ", ".join(str(process.pid) for process in _others(token, exclude))
+            raise LaunchError(
+                f"the processes {left} could not be killed.",
+                hint="They may hang in the kernel (a dead disk or network share); look with `ps -o pid,stat,wchan`.",
+            )
+        _wait_gone(token, exclude, 0.5)
+
+
+def send(process: Process, number: int) -> None:
+    """Send a signal to exactly this process; nothing happens if it is gone."""
+    if process.pid > 1 and alive(process.pid, process.start_time):
+        try:
+            os.kill(process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            return
+
+
+def host_identity() -> str:
+    """Return what tells this host, boot and process namespace from others: where our process ids mean something."""
+    try:
+        boot = (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}/{os.readlink(_PROC / 'self/ns/pid')}"
+    except OSError:
+        return os.uname().nodename
+
+
+def _own() -> Iterator[Process]:
+    uid = os.getuid()
+    for entry in os.scandir(_PROC):
+        if not entry.name.isdigit():
+            continue
+        try:
+            if entry.stat().st_uid != uid:
+                continue
+        except OSError:
+            continue
+        process = read(int(entry.name))
+        if process:
+            yield process
+
+
+def _carries(pid: int, token: str) -> bool:
+    try:
+        environment = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return f"{TOKEN_NAME}={token}".encode() in environment.split(b"\0")
+
+
+def _others(token: str, exclude: Collection[int]) -> list[Process]:
+    return [process for process in find(token) if process.pid not in exclude]
+
+
+def _signal_all(token: str, number: int, exclude: Collection[int]) -> bool:
+    processes = _others(token, exclude)
+    for process in processes:
+        send(process, number)
+    if number != signal.SIGKILL:
+        for process in processes:  # a stopped process hears TERM only when it runs again
+            send(process, signal.SIGCONT)
+    return bool(processes)
+
+
+def _wait_gone(token: str, exclude: Collection[int], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.02
+    while _others(token, exclude) and time.monotonic() < deadline:
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 1.5, 0.25)

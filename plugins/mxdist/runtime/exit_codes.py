@@ -1,0 +1,13 @@
+"""The exit codes by which a rank tells its supervisor what happened. Those of a foreign script mean nothing here."""
+
+from __future__ import annotations
+
+DONE = 0
+USER_ERROR = 81
+"""The user's code or data is wrong: do not try again."""
+STOPPED = 82
+"""Stopped on request; a checkpoint was written."""
+RETRY = 83
+"""Something outside failed: trying again can help."""
+NONFINITE = 84
+"""A loss or a gradient was NaN or infinite: trying again gives the same."""
