@@ -38,31 +38,42 @@ class Login:
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
 
-    def environment(self) -> dict[str, str]:
-        """Return what MLflow reads."""
+    @classmethod
+    def from_secrets(cls, secrets: Mapping[str, str]) -> Login:
+        """Return the login that MLflow's variables, given as a mapping, describe."""
+        get = secrets.get
+        return cls(get("MLFLOW_TRACKING_USERNAME"), get("MLFLOW_TRACKING_PASSWORD"), get("MLFLOW_TRACKING_TOKEN"))
+
+    def environment(self) -> dict[str, str | None]:
+        """Return what MLflow reads; None is for what must not be there."""
         known = {
             "MLFLOW_TRACKING_USERNAME": self.username,
             "MLFLOW_TRACKING_PASSWORD": self.password,
             "MLFLOW_TRACKING_TOKEN": self.token,
         }
-        return {name: value for name, value in known.items() if value}
+        return dict(known) if any(known.values()) else {}
 
 
 @contextmanager
 def bounded(timeout_s: int = CALL_TIMEOUT_S, login: Login | None = None) -> Iterator[None]:
     """Run MLflow code with these bounds and this login; one thread at a time, since both live in the environment."""
-    wanted = {**_FIXED, "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s), **(login.environment() if login else {})}
+    wanted: dict[str, str | None] = {**_FIXED, "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}
+    wanted |= login.environment() if login else {}
     with _LOCK:
         before = {name: os.environ.get(name) for name in wanted}
-        os.environ.update(wanted)
+        _set(wanted)
         try:
             yield
         finally:
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+            _set(before)
+
+
+def _set(variables: Mapping[str, str | None]) -> None:
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def load_mlflow() -> Any:

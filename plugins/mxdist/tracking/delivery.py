@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ from mxdist.spec import EvaluationJob, JobState, TrainingJob
 from mxdist.store import Attempt, Cause
 from mxdist.tracking import models, runs
 from mxdist.tracking.client import Client, code_of, entities
+from mxdist.tracking.journal import Record
 from mxdist.tracking.params import job_params, public
-from mxdist.tracking.points import NONFINITE_KEY, Point, chain
+from mxdist.tracking.points import Point, chain
 
 log = logging.getLogger(__name__)
 
 BATCH = 1000
 _PARAMS_AT_ONCE = 100
+_DESCRIBE_AGAIN_S = 60.0
 _REJECTED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
 
 
@@ -51,7 +54,8 @@ class Progress:
     run_url: str | None = None
     sent: dict[str, int] = field(default_factory=dict)
     closed: str | None = None
-    model_id: str | None = None
+    model_source: str | None = None
+    model_digest: str = ""
     registered_version: str | None = None
     complete: bool = False
     message: str = ""
@@ -68,7 +72,21 @@ class Progress:
     def outcome(self, *, complete: bool | None = None, message: str | None = None) -> TrackingOutcome:
         """Return this as a caller wants it."""
         done = self.complete if complete is None else complete
-        return TrackingOutcome(self.run_id, self.run_url, done, self.registered_version, self.message if message is None else message)
+        text = self.message if message is None else message
+        return TrackingOutcome(self.run_id, self.run_url, done, self.registered_version, text)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a training ended.
+
+    :param model_dir: gives the MLflow model's folder, or None; only called when it is needed.
+    """
+
+    state: JobState
+    cause: Cause | None
+    at: float
+    model_dir: Callable[[], Path | None]
 
 
 class Delivery:
@@ -78,13 +96,18 @@ class Delivery:
     """
 
     def __init__(
-        self, attempt: Attempt, job: TrainingJob | EvaluationJob, client: Client, extra_params: Mapping[str, Any] | None = None
+        self,
+        attempt: Attempt,
+        job: TrainingJob | EvaluationJob,
+        client: Client,
+        extra_params: Mapping[str, Any] | None = None,
     ) -> None:
         self._attempt = attempt
         self._job = job
         self._client = client
         self._extra = dict(extra_params or {})
         self._described = False
+        self._describe_at = 0.0
         self.run: runs.RunRef | None = None
         self.progress = Progress()
 
@@ -104,29 +127,51 @@ class Delivery:
             self._log_params(run)
         self.save()
 
-    def send(self, points: Sequence[Point]) -> None:
-        """Send points; those that MLflow will never take are dropped with a word about it."""
-        run = self._run()
-        rows = [{"key": point.key, "value": point.value, "timestamp": point.time_ms, "step": point.step} for point in points]
-        self._send(run.run_id, rows)
-        notes = [point.note for point in points if point.key == NONFINITE_KEY]
-        if notes:
-            runs.set_tags(self._client, run.run_id, {"mxdist.nonfinite": notes[0]})
+    @property
+    def gone(self) -> bool:
+        """Whether somebody deleted the run in MLflow: then nothing more is sent."""
+        return self.run is not None and self.run.deleted
 
-    def mark(self, attempt: int, n: int) -> None:
-        """Remember that all records of ``attempt`` up to ``n`` are there."""
-        self.progress.sent[str(attempt)] = max(n, self.progress.sent.get(str(attempt), 0))
+    def send(self, attempt: int, records: Sequence[Record], found: Iterable[Point]) -> None:
+        """Send the points that were ``found`` in these records, except those that an earlier call has sent.
+
+        A point that MLflow will never take is dropped with a word about it.
+        """
+        run, place = self._run(), str(attempt)
+        fresh = [point for point in found if point.n > self.progress.sent.get(place, 0)]
+        rows = [
+            {"key": point.key, "value": point.value, "timestamp": point.time_ms, "step": point.step} for point in fresh
+        ]
+        self._send(run.run_id, rows)
+        if notes := [point.note for point in fresh if point.note]:
+            runs.set_tags(self._client, run.run_id, {"mxdist.nonfinite": notes[-1]})
+        if not self.gone:
+            self.progress.sent[place] = max(records[-1].n, self.progress.sent.get(place, 0))
+
+    def abandon(self) -> None:
+        """Note that the run was deleted: nothing is missing any more."""
+        log.warning(
+            "MLflow run %s was deleted; %s goes on without it", self.progress.run_id, self._attempt.claim.job_key
+        )
+        self.progress.complete, self.progress.message = True, "the run was deleted in MLflow"
+        self.save()
 
     def save(self) -> None:
         """Write ``tracking.json``."""
         self._attempt.store.write_json("tracking.json", asdict(self.progress))
 
-    def describe(self) -> None:
-        """Record what is nice to have: the whole configuration, and the dataset as an input."""
+    def try_describe(self) -> None:
+        """Record what is nice to have (configuration, dataset), now and then until it works."""
+        if not self._described and time.monotonic() >= self._describe_at:
+            self._describe_at = time.monotonic() + _DESCRIBE_AGAIN_S
+            self._try(self._describe)
+
+    def _describe(self) -> None:
         if self._described:
             return
         run = self._run()
-        name = "config.json" if self._attempt.number == self._attempt.claim.origin else f"config-{self._attempt.number}.json"
+        number = self._attempt.number
+        name = "config.json" if number == self._attempt.claim.origin else f"config-{number}.json"
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, name)
             path.write_text(json.dumps(public(self._attempt.claim.job), indent=2, sort_keys=True))
@@ -134,32 +179,33 @@ class Delivery:
         self._client.call("log_inputs", run.run_id, datasets=_dataset_inputs(self._job))
         self._described = True
 
-    def finish(self, state: JobState, cause: Cause | None, *, ended_at: float, model_dir: Callable[[], Path | None]) -> None:
-        """Log and register the model, then close the run. A model that cannot be logged does not keep the run open.
-
-        :param model_dir: gives the MLflow model's folder, or None; only called when it is needed.
-        """
-        run = self._run()
-        intent = self._attempt.cancel_intent()
-        failure = self._try(self.describe) or (self._try(lambda: self._log_model(run, model_dir)) if state is JobState.SUCCEEDED else "")
+    def finish(self, ending: Ending) -> None:
+        """Log and register the model, then close the run. A model that cannot be logged does not keep the run open."""
+        run, state = self._run(), ending.state
+        failures = [self._try(self._describe)]
+        if state is JobState.SUCCEEDED:
+            failures.append(self._try(lambda: self._log_model(run, ending.model_dir)))
         runs.delete_twins(self._client, run, self._attempt)
+        intent = self._attempt.cancel_intent()
         marked = state is JobState.CANCELLED and intent is not None and intent.marked_success
-        runs.close_run(self._client, run, state, cause, ended_at=ended_at, marked_success=marked)
-        self.progress.closed, self.progress.complete, self.progress.message = state.value, not failure, failure
+        runs.close_run(self._client, run, state, ending.cause, ended_at=ending.at, marked_success=marked)
+        self.progress.closed, self.progress.message = state.value, " ".join(filter(None, failures))
+        self.progress.complete = not self.progress.message
         self.save()
 
     def _log_model(self, run: runs.RunRef, model_dir: Callable[[], Path | None]) -> None:
-        name = self._job.tracking.registered_model
-        if self.progress.model_id is None:
+        progress, name = self.progress, self._job.tracking.registered_model
+        if progress.model_source is None:
             folder = model_dir()
             if folder is None:
                 return
-            self.progress.model_id = models.log(run.run_id, folder, client=self._client)
+            progress.model_digest = models.digest(folder)
+            progress.model_source = models.log(run.run_id, folder, client=self._client)
             self.save()
-        if name and self.progress.registered_version is None:
-            tags = models.version_tags(self._attempt, self._job)
-            self.progress.registered_version = models.register(
-                name, run.run_id, self.progress.model_id, client=self._client, tags=tags
+        if name and progress.registered_version is None:
+            tags = models.version_tags(self._attempt, self._job, progress.model_digest)
+            progress.registered_version = models.register(
+                name, run.run_id, progress.model_source, client=self._client, tags=tags
             )
 
     def _try(self, step: Callable[[], None]) -> str:
@@ -220,7 +266,8 @@ class Delivery:
         changed = {key: value for key, value in mine.items() if known.get(key) != value}
         if changed:
             prefix = f"mxdist.retry.{self._attempt.number}."
-            runs.set_tags(self._client, run.run_id, {prefix + key: value for key, value in list(changed.items())[:90]})
+            tags = {(prefix + key)[:250]: value for key, value in list(changed.items())[:_PARAMS_AT_ONCE]}
+            runs.set_tags(self._client, run.run_id, tags)
 
 
 def _dataset_inputs(job: TrainingJob | EvaluationJob) -> list[Any]:

@@ -1,8 +1,8 @@
 """The journal: every metric, in order, as JSON lines on the local disk of rank 0.
 
-One line a record: ``{"n": 1, "session": 1, "key": "loss", "value": 0.5, "step": 12, "time_ms": 1700000000000}``. A session
-is the life of one writer: after a restart of the world the next writer begins a new one, and whatever steps it repeats
-can be told from those that the earlier session wrote.
+One line a record: ``{"n": 1, "session": 1, "key": "loss", "value": 0.5, "step": 12, "time_ms": 1700000000000}``. A
+session is the life of one writer: after a restart of the world the next writer begins a new one, and whatever steps it
+repeats can be told from those that the earlier session wrote.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class JournalWriter:
     def append(self, metrics: Mapping[str, float], *, step: int, epoch: int | None = None) -> None:
         """Write one record for each metric, all with this moment's time."""
         time_ms = time.time_ns() // 1_000_000
-        records = []
+        records: list[Record] = []
         for key, value in metrics.items():
             try:
                 number = float(value)

@@ -1,8 +1,8 @@
 """From the journal's records to the points that MLflow gets: a pure function, the same whoever computes it.
 
 After a restart, training goes on from its last checkpoint and repeats steps that were recorded already. A point counts
-if its step lies above all that earlier sessions recorded for its key; so each step of each metric is one point, whatever
-was killed in between, and a batch that is sent twice holds identical points, which MLflow keeps once.
+if its step lies above all that earlier sessions recorded for its key; so each step of each metric is one point,
+whatever was killed in between, and a batch that is sent twice holds identical points, which MLflow keeps once.
 """
 
 from __future__ import annotations

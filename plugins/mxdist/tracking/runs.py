@@ -64,7 +64,8 @@ def find_or_create_run(client: Client, attempt: Attempt, job: TrainingJob | Eval
             tags["mlflow.parentRunId"] = find_or_create_parent(client, attempt, job).run_id
         return _create(client, experiment_id, job.tracking.run_name or job.name, tags, origin.submitted_at)
 
-    return _make_once(client, attempt.job.store, f"mlflow/{attempt.claim.origin}", job.tracking.experiment, identity, make)
+    place = f"mlflow/{attempt.claim.origin}"
+    return _make_once(client, attempt.job.store, place, job.tracking.experiment, identity, make)
 
 
 def find_or_create_parent(client: Client, attempt: Attempt, job: TrainingJob | EvaluationJob) -> RunRef:
@@ -74,7 +75,7 @@ def find_or_create_parent(client: Client, attempt: Attempt, job: TrainingJob | E
 
     def make(experiment_id: str) -> str:
         tags = {PARENT_TAG: key, "mlflow.source.name": "mxdist", "mlflow.source.type": "JOB"}
-        tags |= {name: value for name, value in source_tags(attempt.claim.source).items() if not name.endswith("task_id")}
+        tags |= source_tags({key: value for key, value in attempt.claim.source.items() if key in {"dag_id", "run_id"}})
         return _create(client, experiment_id, key, tags, attempt.claim.submitted_at)
 
     parent = _make_once(client, attempt.job.runs, f"parents/{place}", job.tracking.experiment, {PARENT_TAG: key}, make)
@@ -104,9 +105,9 @@ def close_parent(uri: str, key: str, succeeded: bool, *, login: Login | None = N
 
 def reopen(client: Client, run: RunRef, attempt: Attempt) -> None:
     """Say that this attempt works on the run now."""
-    tags = {"mxdist.attempt": str(attempt.number), "mxdist.state": JobState.RUNNING.value, **source_tags(attempt.claim.source)}
+    tags = {"mxdist.attempt": str(attempt.number), "mxdist.state": JobState.RUNNING.value}
     client.call("update_run", run.run_id, status="RUNNING")
-    set_tags(client, run.run_id, tags)
+    set_tags(client, run.run_id, {**tags, **source_tags(attempt.claim.source)})
 
 
 def close_run(
@@ -153,8 +154,8 @@ def run_tags(claim: Claim, job: TrainingJob | EvaluationJob) -> dict[str, str]:
 
 def source_tags(source: Mapping[str, str]) -> dict[str, str]:
     """Return the tags that say who asked."""
-    named = {f"mxdist.airflow.{key}" if key in _AIRFLOW else f"mxdist.{key}": str(value) for key, value in source.items()}
-    return {key: value[:_TAG_LONGEST] for key, value in named.items() if value}
+    named = {f"mxdist.airflow.{key}" if key in _AIRFLOW else f"mxdist.{key}": value for key, value in source.items()}
+    return {key: str(value)[:_TAG_LONGEST] for key, value in named.items() if value}
 
 
 def origin_claim(attempt: Attempt) -> Claim:
@@ -225,7 +226,8 @@ def _create(client: Client, experiment_id: str, name: str, tags: Mapping[str, st
 
 def _search(client: Client, experiment_ids: list[str], identity: Mapping[str, str]) -> list[Any]:
     wanted = " and ".join(f"tags.`{key}` = {_quoted(value)}" for key, value in identity.items())
-    return list(client.call("search_runs", experiment_ids, filter_string=wanted, order_by=["attributes.start_time ASC"]))
+    order = ["attributes.start_time ASC"]
+    return list(client.call("search_runs", experiment_ids, filter_string=wanted, order_by=order))
 
 
 def _quoted(value: str) -> str:
@@ -239,4 +241,5 @@ def _parents(client: Client, key: str) -> list[Any]:
 
 def _ref(client: Client, run: Any) -> RunRef:
     info = run.info
-    return RunRef(info.experiment_id, info.run_id, run_url(client.uri, info.experiment_id, info.run_id), info.lifecycle_stage == "deleted")
+    page = run_url(client.uri, info.experiment_id, info.run_id)
+    return RunRef(info.experiment_id, info.run_id, page, info.lifecycle_stage == "deleted")

@@ -1,0 +1,92 @@
+"""Complete a run from the run store alone, after MLflow was away while the training ended."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from mxdist.errors import MxdistError
+from mxdist.spec import EvaluationJob, TrainingJob
+from mxdist.store import Attempt, Lease, Result
+from mxdist.tracking import models
+from mxdist.tracking.client import Client, Login
+from mxdist.tracking.delivery import BATCH, Delivery, Ending, Progress, TrackingOutcome
+from mxdist.tracking.journal import Record
+from mxdist.tracking.points import Sieve, chain, mirrored, points
+
+_LEASE_S = 120.0
+
+
+def replay(
+    attempt: Attempt, job: TrainingJob | EvaluationJob, *, login: Login | None = None, uri: str | None = None
+) -> TrackingOutcome:
+    """Send what MLflow does not have yet of an attempt that has ended; what is missing then, the outcome says.
+
+    :param uri: the MLflow server as seen from here, if the job names it otherwise.
+    """
+    uri = uri or job.tracking.uri
+    if uri is None:
+        return TrackingOutcome()
+    progress = Progress()
+    try:
+        progress = Progress.read(attempt)
+        result = attempt.result()
+        if progress.complete:
+            return progress.outcome()
+        if result is None:
+            return progress.outcome(complete=False, message=f"attempt {attempt.number} has not ended")
+        return _under_lease(attempt, job, result, Client(uri, login))
+    except MxdistError as error:
+        return progress.outcome(complete=False, message=str(error))
+
+
+def batches(attempts: list[Attempt]) -> Iterator[tuple[int, list[Record]]]:
+    """Yield ``(attempt number, records)`` of everything mirrored, in order, at most a batch at a time."""
+    for attempt in attempts:
+        batch: list[Record] = []
+        for record in mirrored(attempt):
+            batch.append(record)
+            if len(batch) == BATCH:
+                yield attempt.number, batch
+                batch = []
+        if batch:
+            yield attempt.number, batch
+
+
+def _under_lease(attempt: Attempt, job: TrainingJob | EvaluationJob, result: Result, client: Client) -> TrackingOutcome:
+    newer = _successor(attempt)
+    if newer is not None:
+        return Progress.read(newer).outcome(complete=False, message=f"attempt {newer.number} goes on with this run")
+    lease = Lease(attempt.job.store, f"mlflow/{attempt.claim.origin}/replay", ttl_s=_LEASE_S)
+    if not lease.acquire():
+        return Progress.read(attempt).outcome(complete=False, message="somebody else is completing this run")
+    try:
+        delivery = Delivery(attempt, job, client)
+        delivery.open(working=False)
+        if delivery.gone:
+            delivery.abandon()
+            return delivery.progress.outcome()
+        return _complete(delivery, attempt, result)
+    finally:
+        lease.release()
+
+
+def _complete(delivery: Delivery, attempt: Attempt, result: Result) -> TrackingOutcome:
+    sieve = Sieve()
+    for number, records in batches(chain(attempt)):
+        delivery.send(number, records, points(sieve, number, records))
+    with tempfile.TemporaryDirectory() as folder:
+        delivery.finish(Ending(result.state, result.cause, result.ended_at, lambda: _model(attempt, Path(folder))))
+    return delivery.progress.outcome()
+
+
+def _model(attempt: Attempt, folder: Path) -> Path | None:
+    store = attempt.store.child(models.MODEL)
+    return models.fetch(store, folder / models.MODEL) if store.exists(models.MANIFEST) else None
+
+
+def _successor(attempt: Attempt) -> Attempt | None:
+    latest = attempt.job.latest()
+    goes_on = latest is not None and latest.number > attempt.number and latest.claim.origin == attempt.claim.origin
+    return latest if goes_on else None
