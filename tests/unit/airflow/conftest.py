@@ -1,0 +1,66 @@
+"""Airflow without a database: a home of its own, connections from the environment, a run store in a folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# Airflow reads these when it is first imported, which is when the tests of this folder are.
+os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="mxdist-airflow-")
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ["AIRFLOW__CORE__DAGS_FOLDER"] = str(Path(__file__).parents[3] / "dags")
+
+from mxdist.launch.client import JobClient
+from mxdist.launch.local import LocalLauncher
+from mxdist.spec import TrainingJob
+from mxdist.store import Attempt, JobRun, open_store
+
+JOB = {"name": "job", "script": {"path": "/train.py"}, "limits": {"grace_s": 0.1}}
+
+
+@pytest.fixture
+def runs_uri(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A run store in a folder, and the connections that lead there."""
+    uri = str(tmp_path / "runs")
+    extra = {
+        "runs_uri": uri,
+        "data_uri": str(tmp_path / "data"),
+        "node_python": "/bin/false",
+        "workdir": str(tmp_path / "work"),
+    }
+    connection = {"conn_type": "mxdist", "login": "key", "password": "canary-secret", "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_MXDIST_DEFAULT", json.dumps(connection))
+    return uri
+
+
+@pytest.fixture
+def client(runs_uri: str) -> JobClient:
+    """A client of that run store."""
+    return JobClient(open_store(runs_uri), LocalLauncher())
+
+
+@pytest.fixture
+def attempt(client: JobClient) -> Attempt:
+    """A first attempt of a job that nobody has started."""
+    return JobRun(client.runs, "job-1").claim(TrainingJob.parse(JOB), after=0)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Coroutine tests run as a triggerer runs triggers: on asyncio."""
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def _quiet_home() -> Iterator[None]:
+    """Leave no connection of the caller's own environment within reach."""
+    kept = {name: value for name, value in os.environ.items() if name.startswith("AIRFLOW_CONN_")}
+    for name in kept:
+        del os.environ[name]
+    yield
+    os.environ.update(kept)

@@ -1,0 +1,307 @@
+"""The trigger, without a database: what it says, what it fires, what it leaves alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+from hypothesis import given
+from hypothesis import strategies as st
+from mxdist.errors import StoreError
+from mxdist.launch.client import JobClient
+from mxdist.spec import JobState, TrainingJob
+from mxdist.store import Attempt, Cause, JobRun, Result, State
+from mxdist.store.folder import FolderStore
+from mxdist.triggers.job import JobTrigger
+
+pytestmark = pytest.mark.anyio
+
+SECRET = "canary-secret"
+
+
+def trigger_of(attempt: Attempt, runs_uri: str, **more: Any) -> JobTrigger:
+    fields = {"poll_s": 0.01, "stale_after_s": 60.0, **more}
+    return JobTrigger(
+        mxdist_conn_id="mxdist_default",
+        runs_uri=runs_uri,
+        job_key=attempt.claim.job_key,
+        attempt=attempt.number,
+        **fields,
+    )
+
+
+async def first_event(trigger: JobTrigger, timeout_s: float = 60.0) -> dict[str, Any]:
+    event = await asyncio.wait_for(anext(trigger.run()), timeout_s)
+    assert len(json.dumps(event.payload)) < 2000
+    return dict(event.payload)
+
+
+def succeed(attempt: Attempt) -> None:
+    attempt.finish(Result(state=JobState.SUCCEEDED, ended_at=time.time(), metrics={"accuracy": 0.97}))
+
+
+def append(attempt: Attempt, chunk: int, first: int, *lines: str) -> None:
+    assert attempt.logs.append(chunk, {"first": first, "lines": list(lines)})
+
+
+class TaskLog(logging.Handler):
+    """What the trigger said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+
+@pytest.fixture
+def task_log(monkeypatch: pytest.MonkeyPatch) -> TaskLog:
+    handler, logger = TaskLog(), logging.Logger("task", logging.INFO)
+    logger.addHandler(handler)
+    monkeypatch.setattr(JobTrigger, "_log", logger)
+    return handler
+
+
+def shown(task_log: TaskLog) -> list[tuple[int, str]]:
+    lines = task_log.said
+    numbered = [line.strip().partition(" ") for line in lines]
+    return [(int(number), text) for number, _, text in numbered if number.isdigit()]
+
+
+@given(
+    st.builds(
+        JobTrigger,
+        mxdist_conn_id=st.text(min_size=1),
+        runs_uri=st.text(min_size=1),
+        job_key=st.text(min_size=1),
+        attempt=st.integers(1, 2**40),
+        poll_s=st.floats(0.01, 1e6),
+        stale_after_s=st.floats(0.01, 1e6),
+        await_run=st.booleans(),
+        chunk=st.integers(0, 2**40),
+        line=st.integers(0, 2**40),
+    )
+)
+def test_serialized_trigger_comes_back_the_same(trigger: JobTrigger) -> None:
+    path, kwargs = trigger.serialize()
+    again = JobTrigger(**json.loads(json.dumps(kwargs)))
+    assert path == "mxdist.triggers.job.JobTrigger"
+    assert again.serialize() == (path, kwargs)
+    assert all(isinstance(value, str | int | float | bool) for value in kwargs.values())
+
+
+def test_holds_no_secret(attempt: Attempt, runs_uri: str) -> None:
+    assert SECRET not in json.dumps(trigger_of(attempt, runs_uri).serialize())
+
+
+async def test_fires_once_the_job_is_done(attempt: Attempt, runs_uri: str) -> None:
+    succeed(attempt)
+    events = [event.payload async for event in trigger_of(attempt, runs_uri).run()]
+    assert events == [{"attempt": 1, "status": "done", "state": "SUCCEEDED"}]
+
+
+async def test_shows_every_log_line_with_its_number(
+    attempt: Attempt, runs_uri: str, task_log: TaskLog
+) -> None:
+    wanted = [(number, f"[0] step {number}") for number in range(1, 2501)]
+    for chunk in range(50):
+        append(attempt, chunk + 1, chunk * 50 + 1, *(text for _, text in wanted[chunk * 50 : chunk * 50 + 50]))
+    succeed(attempt)
+    await first_event(trigger_of(attempt, runs_uri))
+    assert shown(task_log) == wanted
+
+
+async def test_killed_trigger_repeats_at_most_one_look_and_loses_nothing(
+    attempt: Attempt, runs_uri: str, task_log: TaskLog
+) -> None:
+    running = asyncio.create_task(first_event(trigger_of(attempt, runs_uri)))
+    for chunk in range(1, 6):
+        append(attempt, chunk, chunk, f"line {chunk}")
+        await eventually(lambda chunk=chunk: (chunk, f"line {chunk}") in shown(task_log))
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    before = shown(task_log)
+    task_log.said.clear()
+    append(attempt, 6, 6, "line 6")
+    succeed(attempt)
+    await first_event(trigger_of(attempt, runs_uri))
+    after = shown(task_log)
+    assert sorted(set(before + after)) == [(number, f"line {number}") for number in range(1, 7)]
+    assert len(set(before) & set(after)) <= 1
+
+
+async def test_next_trigger_of_a_task_goes_on_after_the_last_line(
+    attempt: Attempt, runs_uri: str, task_log: TaskLog
+) -> None:
+    append(attempt, 1, 1, "one", "two")
+    append(attempt, 2, 3, "three")
+    succeed(attempt)
+    await first_event(trigger_of(attempt, runs_uri, chunk=1, line=2))
+    assert shown(task_log) == [(3, "three")]
+
+
+async def test_reports_a_job_without_a_sign_of_life(attempt: Attempt, runs_uri: str) -> None:
+    append(attempt, 1, 1, "last words")
+    event = await first_event(trigger_of(attempt, runs_uri, stale_after_s=0.05))
+    assert event == {"attempt": 1, "status": "lost", "chunk": 1, "line": 1}
+
+
+async def test_beating_job_is_not_lost(attempt: Attempt, runs_uri: str) -> None:
+    async def beat() -> None:
+        for number in range(40):
+            attempt.write_state(State(state=JobState.RUNNING, heartbeat=float(number)))
+            await asyncio.sleep(0.02)
+        succeed(attempt)
+
+    beating = asyncio.create_task(beat())
+    event = await first_event(trigger_of(attempt, runs_uri, stale_after_s=0.4))
+    await beating
+    assert event["status"] == "done"
+
+
+async def test_fires_when_the_mlflow_run_is_known(attempt: Attempt, runs_uri: str) -> None:
+    attempt.write_state(State(state=JobState.RUNNING, heartbeat=1.0, mlflow_run_url="http://mlflow/run"))
+    event = await first_event(trigger_of(attempt, runs_uri, await_run=True))
+    assert event["status"] == "tracked"
+
+
+async def test_passed_deadline_ends_the_job(client: JobClient, runs_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mxdist.triggers.job._DEADLINE_SLACK_S", 0.0)
+    job = TrainingJob.parse(
+        {"name": "job", "script": {"path": "/train.py"}, "limits": {"deadline_s": 0.2, "grace_s": 0}}
+    )
+    attempt = JobRun(client.runs, "late").claim(job, after=0)
+    event = await first_event(trigger_of(attempt, runs_uri))
+    assert event == {"attempt": 1, "status": "done", "state": "DEADLINE"}
+    intent = attempt.cancel_intent()
+    assert intent is not None
+    assert intent.by == "deadline"
+
+
+async def test_waits_through_an_outage_of_the_store(
+    attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch, task_log: TaskLog
+) -> None:
+    monkeypatch.setattr("mxdist.triggers.job._BACKOFF_S", (0.01,))
+    succeed(attempt)
+    failures = iter(range(5))
+    real = FolderStore.read
+
+    def flaky(self: FolderStore, key: str) -> bytes:
+        if next(failures, None) is not None:
+            raise StoreError("the server did not answer")
+        return real(self, key)
+
+    monkeypatch.setattr(FolderStore, "read", flaky)
+    assert (await first_event(trigger_of(attempt, runs_uri)))["status"] == "done"
+    assert "Still waiting for job job-1" in "".join(task_log.said)
+
+
+async def test_unusable_store_fails_with_the_reason(attempt: Attempt, runs_uri: str) -> None:
+    trigger = trigger_of(attempt, runs_uri)
+    trigger.attempt = 99
+    event = await first_event(trigger)
+    assert event["status"] == "failed"
+    assert "does not exist" in event["message"]
+
+
+async def test_missing_connection_fails_with_the_reason(
+    attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIRFLOW_CONN_MXDIST_DEFAULT")
+    event = await first_event(trigger_of(attempt, runs_uri))
+    assert event["status"] == "failed"
+    assert "mxdist_default" in event["message"]
+
+
+async def test_kill_writes_the_intent_and_ends_the_attempt(attempt: Attempt, runs_uri: str) -> None:
+    await trigger_of(attempt, runs_uri).on_kill()
+    intent, result = attempt.cancel_intent(), attempt.result()
+    assert intent is not None
+    assert (intent.by, intent.marked_success) == ("user", False)
+    assert result is not None
+    assert result.state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize(
+    ("state", "cancelled", "marked_success"),
+    [("failed", True, False), ("success", True, True), (None, True, False), ("deferred", False, False)],
+    ids=["marked failed", "marked success", "cleared", "moved to another triggerer"],
+)
+async def test_kill_asks_what_became_of_the_task(
+    attempt: Attempt,
+    runs_uri: str,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str | None,
+    cancelled: bool,
+    marked_success: bool,
+) -> None:
+    def states(**_: Any) -> dict[str, Any]:
+        return {"run": {"task": state}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    trigger = trigger_of(attempt, runs_uri)
+    trigger._task_instance = SimpleNamespace(dag_id="dag", task_id="task", run_id="run", map_index=-1)  # type: ignore[assignment]
+    await trigger.on_kill()
+    intent = attempt.cancel_intent()
+    assert (intent is not None) is cancelled
+    assert bool(intent and intent.marked_success) is marked_success
+
+
+async def test_cleanup_never_cancels(attempt: Attempt, runs_uri: str) -> None:
+    running = asyncio.create_task(first_event(trigger_of(attempt, runs_uri)))
+    await asyncio.sleep(0.05)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await trigger_of(attempt, runs_uri).cleanup()
+    assert attempt.cancel_intent() is None
+
+
+async def test_prints_nothing(
+    attempt: Attempt, runs_uri: str, task_log: TaskLog, capfd: pytest.CaptureFixture[str]
+) -> None:
+    append(attempt, 1, 1, "a line")
+    succeed(attempt)
+    await first_event(trigger_of(attempt, runs_uri))
+    assert shown(task_log) == [(1, "a line")]
+    assert capfd.readouterr().out == ""
+
+
+def test_never_blocks_the_event_loop(
+    attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch, task_log: TaskLog
+) -> None:
+    """Every look takes 300 ms here, and asyncio's debug mode tells of any step over 100 ms."""
+    slow_steps = TaskLog()
+    monkeypatch.setattr(logging.getLogger("asyncio"), "handlers", [slow_steps])
+    for chunk in range(1, 11):
+        append(attempt, chunk, (chunk - 1) * 500 + 1, *(f"line {number}" for number in range(500)))
+    succeed(attempt)
+    real = FolderStore.read
+
+    def slow(self: FolderStore, key: str) -> bytes:
+        assert threading.current_thread() is not threading.main_thread()
+        time.sleep(0.3)
+        return real(self, key)
+
+    monkeypatch.setattr(FolderStore, "read", slow)
+    trigger = trigger_of(attempt, runs_uri)
+    assert asyncio.run(first_event(trigger), debug=True)["status"] == "done"
+    assert len(shown(task_log)) == 5000
+    assert [line for line in slow_steps.said if "took" in line] == []
+
+
+async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:
+    give_up = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < give_up, "it never came true"
+        await asyncio.sleep(0.01)
