@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mxdist.errors import LaunchError
 
-TOKEN_NAME = "MXDIST_TOKEN"
+TOKEN_NAME = "MXDIST_TOKEN"  # noqa: S105  # a name, not a secret
 _PROC = Path("/proc")
 _DEAD = "ZXx"
 _KILL_WAIT_S = 10.0

@@ -21,7 +21,7 @@ class Life(StrEnum):
 
 
 class Launcher(ABC):
-    """Starts supervisors and knows whether they live. It holds no state: everything is in the run store and the platform."""
+    """Starts supervisors and knows whether they live. It holds no state: that is in the run store and the platform."""
 
     @abstractmethod
     def plan(self, job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str) -> Plan:

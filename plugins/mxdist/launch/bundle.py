@@ -103,8 +103,9 @@ def _user_files(field: str, main: Path) -> Iterator[tuple[str, bytes]]:
             continue
         count, size_bytes = count + 1, size_bytes + size
         if count > _MAX_FILES or size_bytes > _MAX_BYTES:
-            problem = f"{main.parent} holds more than {_MAX_FILES} files or {_MAX_BYTES >> 20} MiB of code beside {main.name}"
-            raise SpecError("The job", [Problem(field, f"{problem}; give it a folder of its own")])
+            most = f"{_MAX_FILES} files or {_MAX_BYTES >> 20} MiB of code"
+            problem = f"{main.parent} holds more than {most} beside {main.name}; give it a folder of its own"
+            raise SpecError("The job", [Problem(field, problem)])
         yield f"{USER_FOLDER}/{path.relative_to(main.parent).as_posix()}", path.read_bytes()
 
 

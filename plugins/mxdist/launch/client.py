@@ -70,7 +70,8 @@ class JobClient:
         :raises LaunchError: it could not be started.
         """
         if not JOB_KEY.match(job_key):
-            raise SpecError("The job key", [Problem("", f"{job_key!r} must be lower case letters, digits, hyphens; at most 80")])
+            problem = f"{job_key!r} must be lower case letters, digits and hyphens, at most 80"
+            raise SpecError("The job key", [Problem("", problem)])
         self.launcher.plan(job, job_key, runs_uri=self.runs.uri)  # a wrong setting is told before anything is claimed
         bundle = collect(job)
         self.runs.create_json(f"{INDEX}/{job_key}", {"job_key": job_key})
@@ -111,7 +112,7 @@ class JobClient:
     def revive(self, attempt: Attempt, secrets: Mapping[str, str] | None = None) -> bool:
         """Start the next supervisor if the last one died without a result.
 
-        A dead supervisor counts as a restart of the world. Nothing happens while one lives, or when the attempt is over.
+        A dead supervisor counts as a restart of the world. Nothing happens while one lives, or after the end.
 
         :return: False when no restart was left: the attempt is then recorded as FAILED, cause ``lost``.
         """

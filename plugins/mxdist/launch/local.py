@@ -76,7 +76,8 @@ class LocalLauncher(Launcher):
         python = self._python_of(attempt.claim.parsed())
         folder = self._prepare(attempt, bundle)
         secrets_path = _write_secrets(folder, secrets)
-        command = [*supervisor_command(python, str(folder)), "--incarnation", str(incarnation), "--secrets", secrets_path.name]
+        command = [*supervisor_command(python, str(folder)), "--incarnation", str(incarnation)]
+        command += ["--secrets", secrets_path.name]
         environment = base_environment() | {
             processes.TOKEN_NAME: attempt.claim.token,
             "PYTHONPATH": str(folder / "code"),
@@ -110,7 +111,7 @@ class LocalLauncher(Launcher):
         document = _newest_supervisor(attempt)
         if document and document["host_identity"] != processes.host_identity() and self.life(attempt) is Life.ALIVE:
             raise LaunchError(
-                f"attempt {attempt.number} of {attempt.claim.job_key} runs on {document['host']}, out of reach from here.",
+                f"attempt {attempt.number} of {attempt.claim.job_key} runs on {document['host']}, out of reach.",
                 hint="Cancel it there, or wait until its supervisor has seen the cancel intent.",
             )
         processes.terminate(attempt.claim.token, grace_s=grace_s, exclude=(os.getpid(),))

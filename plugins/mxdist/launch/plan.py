@@ -108,7 +108,8 @@ class Plan:
         for rank in self.ranks:
             own = {name: value for name, value in rank.environment.items() if name not in shared}
             if own:
-                lines.append(f"  rank {rank.rank}: " + " ".join(f"{name}={value}" for name, value in sorted(own.items())))
+                values = " ".join(f"{name}={value}" for name, value in sorted(own.items()))
+                lines.append(f"  rank {rank.rank}: {values}")
         lines.append("set at the start")
         lines += [f"  {name}" for name in self.runtime_names]
         lines.append("secrets, if given, by name only")

@@ -1,0 +1,123 @@
+"""Which rank failed first, and what that means. Pure.
+
+When one rank dies, the others fail a moment later because their peer is gone, and sometimes they are gone sooner: a
+rank that raises first tells Horovod to shut down, and then takes its time to exit. So the order of the exits alone
+would blame the wrong one.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mxdist.runtime import exit_codes
+from mxdist.runtime.logs import clean
+from mxdist.store import Cause
+
+_PEER_LOST = re.compile(
+    rb"Horovod has been shut down|HorovodInternalError|Connection closed by peer|Connection reset by peer"
+    rb"|gloo/transport|gloo::|Socket closed|Broken pipe"
+)
+_MISSING_RANKS = re.compile(rb"Missing ranks:\s*\n((?:\s*\d+: \[[^\n]*\n?)+)")
+_KINDS = {"data", "user_error", "nonfinite", "rank_exit", "internal"}
+_SIGNAL_HINTS = {
+    signal.SIGKILL: "the kernel does this when memory runs out",
+    signal.SIGSEGV: "its log has the stack",
+}
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How one rank ended.
+
+    :param code: its exit code; negative: killed by this signal.
+    :param at: when it was seen, on any clock that only grows.
+    :param log: the end of its log.
+    :param error: what it reported itself: kind, message, retryable.
+    """
+
+    rank: int
+    code: int
+    at: float
+    log: bytes
+    error: dict[str, Any] | None = None
+
+    @property
+    def consequence(self) -> bool:
+        """Whether it failed only because a peer was gone."""
+        said = str((self.error or {}).get("message", "")).encode()
+        return bool(_PEER_LOST.search(self.log) or _PEER_LOST.search(said))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a world ended badly, and whether another one may be tried in the same attempt."""
+
+    cause: Cause
+    restart: bool
+
+
+def first_failure(exits: Sequence[Exit]) -> Exit | None:
+    """Return the failing exit that the others follow from; None while there is none."""
+    failing = [one for one in exits if one.code != exit_codes.DONE]
+    return min(failing, key=lambda one: (one.consequence, one.at, one.rank), default=None)
+
+
+def judge(first: Exit, exits: Sequence[Exit], *, host: str) -> Failure:
+    """Return what the first failing exit means."""
+    missing = missing_ranks(first.log)
+    if missing:
+        message = f"rank {missing[0]} kept the others waiting until Horovod gave up (rank {first.rank} reported it)"
+        return Failure(Cause("stall", message, True, missing[0], host, first.code), restart=True)
+    kind, message, retryable = _meaning(first)
+    early = [one.rank for one in exits if one.code == exit_codes.DONE and one.at <= first.at]
+    if first.consequence and early:
+        message += f"; rank {early[0]} had ended already: do all ranks have the same number of batches?"
+    restart = first.code < 0 or first.code == exit_codes.RETRY
+    return Failure(Cause(kind, message, retryable, first.rank, host, first.code), restart)
+
+
+def missing_ranks(log: bytes) -> list[int]:
+    """Return the ranks that Horovod's stall check named last; only if it then shut the world down."""
+    if b"Will shutdown" not in log and b"stalled for longer than" not in log:
+        return []
+    found = _MISSING_RANKS.findall(log)
+    return sorted(int(rank) for rank in re.findall(rb"(\d+): \[", found[-1])) if found else []
+
+
+def _meaning(first: Exit) -> tuple[str, str, bool]:
+    error = first.error or {}
+    said = str(error.get("message") or _last_words(first.log))
+    told = f": {said}" if said else ""
+    if first.code < 0:
+        return "rank_exit", f"rank {first.rank} was killed by {_signal_name(-first.code)}", True
+    if first.code == exit_codes.USER_ERROR:
+        return _kind(error, "user_error"), f"rank {first.rank} failed{told}", False
+    if first.code == exit_codes.NONFINITE:
+        return "nonfinite", f"rank {first.rank} met a number that is not finite{told}", False
+    if first.code == exit_codes.RETRY:
+        return _kind(error, "rank_exit"), f"rank {first.rank} failed{told}", True
+    return "rank_exit", f"rank {first.rank} exited with code {first.code}{told}", True
+
+
+def _kind(error: dict[str, Any], default: str) -> str:
+    kind = str(error.get("kind", default))
+    return kind if kind in _KINDS else default
+
+
+def _signal_name(number: int) -> str:
+    try:
+        found = signal.Signals(number)
+    except ValueError:
+        return f"signal {number}"
+    hint = _SIGNAL_HINTS.get(found)
+    return f"{found.name} ({hint})" if hint else found.name
+
+
+def _last_words(log: bytes) -> str:
+    lines = [clean(line).strip() for line in log.split(b"\n")]
+    said = [line for line in lines if line]
+    return said[-1][:500] if said else ""

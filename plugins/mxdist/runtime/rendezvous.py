@@ -1,0 +1,64 @@
+"""Horovod's own rendezvous, bound to loopback. Horovod's ``RendezvousServer.start`` would listen on every interface."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+from typing import Any
+
+from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+from mxdist.launch.plan import LOOPBACK
+
+_POLL_S = 0.5  # how often the serving thread looks whether it should end; requests do not wait for it
+
+
+class _Handler(RendezvousHandler):  # type: ignore[misc]  # horovod is untyped
+    """Keeps, beside the addresses, which ranks have come: the addresses are removed once the world stands."""
+
+    server: _LoopbackServer
+
+    def _put_value(self, scope: str, key: str, value: bytes) -> None:
+        super()._put_value(scope, key, value)
+        rank = key.removeprefix("rank_")
+        if scope.startswith("global") and rank.isdigit():
+            self.server.come.add(int(rank))
+
+
+class _LoopbackServer(RendezvousHTTPServer):  # type: ignore[misc]
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__((LOOPBACK, 0), _Handler, 0)
+        self.come: set[int] = set()
+
+    def server_bind(self) -> None:
+        """Bind without asking a name server for our own name, which can take seconds."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[:2]
+
+
+class Rendezvous:
+    """The meeting point of one world, on one host.
+
+    :param size: number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.slots: list[Any] = get_host_assignments([HostInfo(LOOPBACK, size)], size)
+        self._server = _LoopbackServer()
+        self._server.init(self.slots)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_POLL_S,), daemon=True)
+        self._thread.start()
+
+    def joined(self) -> set[int]:
+        """Return the ranks that have told their address."""
+        return set(self._server.come)
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()

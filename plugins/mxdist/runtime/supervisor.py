@@ -1,0 +1,390 @@
+"""The supervisor: one process that owns an attempt from its start to its result.
+
+``python -m mxdist.runtime.supervisor <attempt dir> --incarnation N --secrets FILE``
+
+It detaches itself, claims its place in the run store, and tells its starter by the exit code of the process that was
+started. Then it starts a world of ranks, watches it, starts the next one while that can help, and ends with a result.
+It sleeps until a rank ends, a signal comes, or a second is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import resource
+import socket
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from mxdist import processes
+from mxdist.errors import Fenced, LaunchError, MxdistError, NotFound
+from mxdist.launch.local import base_environment
+from mxdist.launch.plan import Plan, build_plan
+from mxdist.runtime import exit_codes
+from mxdist.runtime.blame import Failure, first_failure, judge
+from mxdist.runtime.finish import Finisher, Outcome, Tracker
+from mxdist.runtime.reporter import Reporter
+from mxdist.runtime.wake import Wake
+from mxdist.runtime.watch import Pace, Watchdog
+from mxdist.runtime.world import Place, World, read_json, world_numbers, write_json
+from mxdist.spec import JobState, TrainingJob
+from mxdist.store import Attempt, Cause, Credentials, JobRun, open_store
+
+log = logging.getLogger("mxdist.supervisor")
+
+PERIOD_S = 1.0
+_SETTLE_S = 5.0  # a rank that failed because of another is not blamed before that one had time to exit
+_STACKS_S = 3.0
+_AFTER_FAILURE_S = 3.0
+_RESTART_PAUSE_S = 1.0
+
+
+class Stop(StrEnum):
+    """Why a world that works is asked to end. The first one that applies counts."""
+
+    REPLACED = "replaced"
+    CANCEL = "cancel"
+    DEADLINE = "deadline"
+    PREEMPT = "preempt"
+
+
+_STOPPING = {
+    Stop.CANCEL: "the job was cancelled",
+    Stop.DEADLINE: "the deadline has passed",
+    Stop.PREEMPT: "the host wants this process to end",
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one world ended: by itself, by a failure, or because it was asked to."""
+
+    stop: Stop | None = None
+    failure: Failure | None = None
+
+
+class Supervisor:
+    """Runs one attempt.
+
+    :param incarnation: which supervisor of the attempt this is.
+    """
+
+    def __init__(self, attempt: Attempt, place: Place, plan: Plan, *, incarnation: int, wake: Wake) -> None:
+        self._attempt, self._place, self._plan, self._wake = attempt, place, plan, wake
+        self._job = attempt.claim.parsed()
+        self._limits = self._job.limits
+        self._host = os.uname().nodename
+        self._reporter = Reporter(attempt, place.folder, incarnation=incarnation, wake=wake.call, say=log.info)
+        self._tracker = Tracker(attempt, self._job, place.folder / "journal.jsonl", _plan_params(plan))
+        self._finisher = Finisher(attempt, self._job, place.folder, self._tracker, lambda: wake.terminated)
+        seen = attempt.read_state()
+        self._world_number = max(seen.world, incarnation - 1, *world_numbers(place.folder), 0)
+        self._state = replace(seen, state=JobState.STARTING, message="", ranks=[])
+        self._pace = Pace()
+
+    def run(self) -> None:
+        """Do everything, from the first world to the result."""
+        self._reporter.show(self._state)
+        self._reporter.start()
+        outcome = Outcome.load(self._place.folder)
+        if outcome is None:
+            outcome = self._work()
+            if outcome is not None:
+                outcome.save(self._place.folder)
+        if outcome is not None:
+            self._publish(outcome)
+        self._reporter.close()
+
+    def _work(self) -> Outcome | None:
+        """Run worlds until one of them settles it; None: somebody else owns the attempt now."""
+        while True:
+            try:
+                ended = self._one_world()
+            except LaunchError as error:
+                ended = Ended(failure=Failure(Cause("internal", str(error), error.retryable, host=self._host), False))
+            failure = ended.failure
+            if ended.stop is not None or failure is None:
+                return self._outcome(ended)
+            if not failure.restart or self._world_number > self._limits.max_restarts:
+                return self._outcome(ended)
+            left = self._limits.max_restarts - self._world_number
+            self._note(f"{failure.cause.message}; starting again from the last checkpoint ({left} more left)")
+            self._wake.wait(_RESTART_PAUSE_S)
+            stop = self._stop_wanted()
+            if stop is not None:
+                return self._outcome(Ended(stop=stop))
+
+    def _one_world(self) -> Ended:
+        self._world_number += 1
+        world = World.prepare(self._place, self._plan, self._job, self._world_number)
+        self._reporter.world_started(world.number, len(self._plan.ranks))
+        self._show(world, JobState.STARTING)
+        try:
+            world.start()
+            ended = self._watch(world)
+        finally:
+            world.end(grace_s=min(self._limits.grace_s, _AFTER_FAILURE_S))
+            self._reporter.world_ended()
+        self._show(world, JobState.STOPPING)
+        return ended
+
+    def _watch(self, world: World) -> Ended:
+        watchdog = Watchdog(world, self._limits, host=self._host)
+        while True:
+            self._wake.wait(PERIOD_S)
+            world.reap()
+            stop = self._stop_wanted()
+            if stop is not None:
+                return self._stop(world, stop)
+            if not world.running() or any(rank.exit_code for rank in world.ranks):
+                ended = self._settle(world)
+                if ended is not None:
+                    return ended
+            failure = watchdog.check()
+            if failure is not None:
+                self._note(f"{failure.cause.message}; the stacks of all ranks are in their logs")
+                world.dump_stacks()
+                self._await(world, _STACKS_S)
+                return Ended(failure=failure)
+            self._show(world, JobState.RUNNING if self._under_way(watchdog) else JobState.STARTING)
+
+    def _under_way(self, watchdog: Watchdog) -> bool:
+        is_script = isinstance(self._job, TrainingJob) and self._job.script is not None
+        return is_script or watchdog.joined or any(seen.beat for seen in watchdog.seen.values())
+
+    def _settle(self, world: World) -> Ended | None:
+        """Judge the ranks that have ended; None while the reason may still be to come."""
+        exits = [rank.exit() for rank in world.ranks if rank.exit_code is not None]
+        first = first_failure(exits)
+        if first is None:
+            return Ended() if not world.running() else None
+        if first.consequence and world.running() and time.monotonic() - first.at < _SETTLE_S:
+            return None
+        return Ended(failure=judge(first, exits, host=self._host))
+
+    def _stop(self, world: World, stop: Stop) -> Ended:
+        """Ask the ranks to end, and wait as long as they were promised."""
+        self._note(f"{self._reporter.replaced or _STOPPING[stop]}; the ranks are being stopped")
+        self._show(world, JobState.STOPPING)
+        if stop is not Stop.REPLACED:
+            world.ask_to_stop(stop.value)
+            self._await(world, self._limits.grace_s)
+            self._show(world, JobState.STOPPING)
+        trained = all(rank.exit_code == exit_codes.DONE for rank in world.ranks) and world.cooperative()
+        return Ended() if trained and stop is Stop.PREEMPT else Ended(stop=stop)
+
+    def _await(self, world: World, timeout_s: float) -> None:
+        give_up = time.monotonic() + timeout_s
+        while world.running() and time.monotonic() < give_up:
+            self._wake.wait(min(PERIOD_S, max(0.01, give_up - time.monotonic())))
+            world.reap()
+
+    def _stop_wanted(self) -> Stop | None:
+        deadline = self._attempt.claim.deadline_at
+        if self._reporter.replaced:
+            return Stop.REPLACED
+        if self._reporter.cancel is not None:
+            return Stop.DEADLINE if self._reporter.cancel.by == "deadline" else Stop.CANCEL
+        if deadline is not None and time.time() >= deadline:
+            return Stop.DEADLINE
+        return Stop.PREEMPT if self._wake.terminated else None
+
+    def _outcome(self, ended: Ended) -> Outcome | None:
+        if ended.stop is Stop.REPLACED:
+            return None
+        reported = read_json(self._world_folder / "rank-0.result.json")
+        base = Outcome(
+            state=JobState.FAILED,
+            metrics=reported.get("metrics") or self._state.metrics,
+            steps=int(reported.get("steps") or self._state.step),
+            samples_per_s=reported.get("samples_per_s") or self._state.samples_per_s,
+            restarts=max(0, self._world_number - 1),
+        )
+        if ended.stop is not None:
+            state, cause = self._stopped(ended.stop)
+            return replace(base, state=state, cause=cause)
+        if ended.failure is not None:
+            return replace(base, cause=ended.failure.cause)
+        is_script = isinstance(self._job, TrainingJob) and self._job.script is not None
+        if not is_script and reported.get("state") != "done":
+            message = "every rank ended with code 0, but rank 0 left no result"
+            return replace(base, cause=Cause("internal", message, True, 0, self._host, 0))
+        outputs, model_dir = reported.get("outputs") or {}, reported.get("model_dir")
+        return replace(base, state=JobState.SUCCEEDED, outputs=outputs, model_dir=model_dir)
+
+    def _stopped(self, stop: Stop) -> tuple[JobState, Cause]:
+        cancel = self._reporter.cancel
+        if stop is Stop.DEADLINE:
+            after = f" {self._limits.deadline_s:g} s after its submission" if self._limits.deadline_s else ""
+            return JobState.DEADLINE, Cause("deadline", f"the attempt's time was up{after}", False)
+        if stop is Stop.CANCEL and cancel is not None:
+            return JobState.CANCELLED, Cause("cancel", f"cancelled by {cancel.by}: {cancel.reason}", False)
+        message = "the supervisor was asked to end (SIGTERM)"
+        return JobState.PREEMPTED, Cause("preempted", message, True, host=self._host)
+
+    def _publish(self, outcome: Outcome) -> None:
+        ended = f": {outcome.cause.message}" if outcome.cause else ""
+        self._note(f"{outcome.state.value}{ended}")
+        self._reporter.drain(10.0)
+        try:
+            result = self._finisher.finish(outcome)
+        except Fenced as error:
+            log.info("nothing is published: %s", error)
+            return
+        log.info("the result is %s", result.state.value)
+        self._state = replace(self._state, state=result.state, message=outcome.cause.message if outcome.cause else "")
+        self._reporter.show(self._state)
+        self._reporter.drain(10.0)
+
+    @property
+    def _world_folder(self) -> Path:
+        return self._place.folder / f"world-{self._world_number}"
+
+    def _note(self, text: str) -> None:
+        self._reporter.note(text)
+        self._state = replace(self._state, message=text)
+
+    def _show(self, world: World, state: JobState) -> None:
+        """Let the reporter know how things stand."""
+        told = read_json(world.folder / "progress.json")
+        ranks = [self._rank(world, index) for index in range(len(world.ranks))]
+        step = int(told.get("step") or max((rank["step"] for rank in ranks), default=0) or self._state.step)
+        self._pace.add(step)
+        steps = int(told.get("steps") or self._state.steps)
+        run_id, run_url = self._tracker.run
+        self._state = replace(
+            self._state,
+            state=state,
+            world=world.number,
+            epoch=int(told.get("epoch") or self._state.epoch),
+            epochs=int(told.get("epochs") or self._state.epochs),
+            step=step,
+            steps=steps,
+            samples_per_s=told.get("samples_per_s") or self._state.samples_per_s,
+            eta_s=self._pace.eta_s(steps),
+            metrics=told.get("metrics") or self._state.metrics,
+            ranks=ranks,
+            mlflow_run_id=run_id or self._state.mlflow_run_id,
+            mlflow_run_url=run_url or self._state.mlflow_run_url,
+        )
+        self._reporter.show(self._state)
+
+    def _rank(self, world: World, index: int) -> dict[str, Any]:
+        rank = world.ranks[index]
+        beat = read_json(world.folder / f"rank-{rank.number}.beat.json")
+        return {
+            "rank": rank.number,
+            "pid": rank.process.pid,
+            "host": self._host,
+            "local_rank": rank.plan.local_rank,
+            "step": int(beat.get("step") or 0),
+            "exit_code": rank.exit_code,
+        }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Detach, claim the place of one incarnation, and run the attempt."""
+    parser = argparse.ArgumentParser(prog="mxdist.runtime.supervisor")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--incarnation", type=int, required=True)
+    parser.add_argument("--secrets", required=True)
+    options = parser.parse_args(arguments)
+    secrets = _take_secrets(options.folder / options.secrets)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    told, tell = os.pipe()
+    if os.fork():
+        os.close(tell)
+        sys.exit(0 if os.read(told, 1) else 1)
+    os.close(told)
+    os.setsid()
+    wake = Wake()
+    os.environ.update(secrets)
+    place, attempt = _open(options.folder, secrets)
+    ours = _claim(attempt, options.incarnation, options.secrets)
+    os.write(tell, b"1")
+    os.close(tell)
+    if ours:
+        _supervise(place, attempt, options.incarnation, wake)
+
+
+def _plan_params(plan: Plan) -> dict[str, Any]:
+    first = plan.ranks[0]
+    return {
+        "host": os.uname().nodename,
+        "cores": sum(len(rank.cores) for rank in plan.ranks) or len(os.sched_getaffinity(0)),
+        "threads_per_rank": first.environment["OMP_NUM_THREADS"],
+    }
+
+
+def _supervise(place: Place, attempt: Attempt, incarnation: int, wake: Wake) -> None:
+    log.info("supervisor %d of attempt %d of %s", incarnation, attempt.number, attempt.claim.job_key)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    processes.terminate(place.token, grace_s=0, exclude=(os.getpid(), os.getppid()))
+    if attempt.result() is not None:
+        return
+    plan = build_plan(
+        attempt.claim.parsed(),
+        attempt.claim.job_key,
+        runs_uri=attempt.job.store.uri.removesuffix(f"/{attempt.claim.job_key}"),
+        python=sys.executable,
+        workdir=str(place.folder.parent.parent),
+        cores=sorted(os.sched_getaffinity(0)),
+    )
+    write_json(place.folder / "plan.json", plan.to_document())
+    try:
+        Supervisor(attempt, place, plan, incarnation=incarnation, wake=wake).run()
+    except Exception:
+        log.exception("the supervisor of %s failed", attempt.claim.job_key)
+        processes.terminate(place.token, grace_s=0, exclude=(os.getpid(),))
+        raise
+
+
+def _take_secrets(path: Path) -> dict[str, str]:
+    try:
+        secrets = json.loads(path.read_text())
+    except OSError:
+        return {}
+    path.unlink(missing_ok=True)
+    return {str(name): str(value) for name, value in secrets.items()}
+
+
+def _open(folder: Path, secrets: Mapping[str, str]) -> tuple[Place, Attempt]:
+    told = read_json(folder / "attempt.json")
+    if not told:
+        raise NotFound(f"{folder} holds no attempt.json")
+    storage = told["storage"]
+    runs = open_store(
+        told["runs_uri"],
+        endpoint_url=storage["endpoint_url"],
+        region=storage["region"],
+        credentials=Credentials.from_environment(secrets) if "AWS_ACCESS_KEY_ID" in secrets else None,
+    )
+    attempt = JobRun(runs, told["job_key"]).attempt(told["attempt"])
+    return Place(folder, told["token"], told["attempt"], base_environment(), secrets), attempt
+
+
+def _claim(attempt: Attempt, incarnation: int, nonce: str) -> bool:
+    document = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "host_identity": processes.host_identity(),
+        "start_time": processes.start_time(os.getpid()),
+        "at": time.time(),
+        "nonce": nonce,
+    }
+    return attempt.supervisors.append(incarnation, document)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except MxdistError as error:
+        log.error("%s", error)
+        sys.exit(error.exit_code)

@@ -1,0 +1,150 @@
+"""Is every rank making progress? And when will it be done?"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from mxdist import processes
+from mxdist.runtime.blame import Failure
+from mxdist.runtime.world import Rank, World, read_json
+from mxdist.spec import EvaluationJob, Limits, TrainingJob
+from mxdist.store import Cause
+
+_RATE_WINDOW_S = 60.0
+
+
+@dataclass
+class Seen:
+    """What the watchdog knows of one rank.
+
+    :param changed_at: when it last showed that it makes progress (monotonic).
+    :param stopped_at: since when its process is stopped by a signal, or None.
+    """
+
+    changed_at: float
+    beat: dict[str, Any] = field(default_factory=dict)
+    stopped_at: float | None = None
+
+    @property
+    def step(self) -> int:
+        """The last step it told."""
+        return int(self.beat.get("step", 0))
+
+
+class Watchdog:
+    """Finds the rank that keeps a world from starting or going on.
+
+    Clocks of other hosts do not matter: what counts is when a beat was seen to change.
+    """
+
+    def __init__(self, world: World, limits: Limits, *, host: str) -> None:
+        now = time.monotonic()
+        self._world = world
+        self._limits = limits
+        self._host = host
+        self._started_at = now
+        self._first_joined_at: float | None = None
+        self._all_joined_at: float | None = None
+        self.seen = {rank.number: Seen(now) for rank in world.ranks}
+
+    @property
+    def joined(self) -> bool:
+        """Whether every rank has joined the world."""
+        return self._all_joined_at is not None
+
+    def check(self) -> Failure | None:
+        """Look at every rank; return why the world must end, or None."""
+        now = time.monotonic()
+        for rank in self._world.running():
+            self._look(rank, now)
+        return self._not_started(now) or self._stalled(now)
+
+    def _look(self, rank: Rank, now: float) -> None:
+        seen = self.seen[rank.number]
+        beat = read_json(rank.folder / f"rank-{rank.number}.beat.json")
+        if beat and beat != seen.beat:
+            seen.beat, seen.changed_at = beat, now
+        process = processes.read(rank.process.pid)
+        if process is None or process.state not in "Tt":
+            seen.stopped_at = None
+        elif seen.stopped_at is None:
+            seen.stopped_at = now
+
+    def _not_started(self, now: float) -> Failure | None:
+        """Ranks that are late. A script is not hurried before one of its ranks has called ``hvd.init()``."""
+        if self._all_joined_at is not None:
+            return None
+        come = self._world.rendezvous.joined() | {number for number, seen in self.seen.items() if seen.beat}
+        if come and self._first_joined_at is None:
+            self._first_joined_at = now
+        missing = [rank.number for rank in self._world.running() if rank.number not in come]
+        if come and not missing:
+            self._all_joined_at = now
+            for seen in self.seen.values():
+                seen.changed_at = max(seen.changed_at, now)
+            return None
+        since = self._first_joined_at if _is_patient(self._world.job) else self._started_at
+        if since is None or now - since < self._limits.start_timeout_s or not missing:
+            return None
+        named = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+        message = f"{named} did not join the world within {self._limits.start_timeout_s:g} s"
+        return Failure(Cause("start_timeout", message, True, missing[0], self._host), restart=True)
+
+    def _stalled(self, now: float) -> Failure | None:
+        limit_s = self._limits.stall_timeout_s
+        for rank in self._world.running():
+            stopped_at = self.seen[rank.number].stopped_at
+            if stopped_at is not None and now - stopped_at >= limit_s:
+                return self._stall(rank, f"rank {rank.number} has been stopped by a signal for {limit_s:g} s")
+        silent = [rank for rank in self._world.running() if self._silent(rank, now, limit_s)]
+        if not silent:
+            return None
+        culprit = min(silent, key=self._suspicion)
+        seen = self.seen[culprit.number]
+        what = "was stopped by a signal" if seen.stopped_at else "made no progress"
+        return self._stall(culprit, f"rank {culprit.number} {what} for {limit_s:g} s, at step {seen.step}")
+
+    def _silent(self, rank: Rank, now: float, limit_s: float) -> bool:
+        """Whether a rank that used to beat, or must, no longer does."""
+        seen = self.seen[rank.number]
+        beats = bool(seen.beat) or (self.joined and not _is_patient(self._world.job))
+        return beats and now - seen.changed_at >= limit_s
+
+    def _suspicion(self, rank: Rank) -> tuple[bool, int, float, int]:
+        """The stopped one first, then the one that is behind, then the one that was silent first."""
+        seen = self.seen[rank.number]
+        return (seen.stopped_at is None, seen.step, seen.changed_at, rank.number)
+
+    def _stall(self, rank: Rank, message: str) -> Failure:
+        return Failure(Cause("stall", message, True, rank.number, self._host), restart=True)
+
+
+def _is_patient(job: TrainingJob | EvaluationJob) -> bool:
+    """Whether ranks may work for long before they join, or never join: scripts and evaluations."""
+    return isinstance(job, EvaluationJob) or job.script is not None
+
+
+class Pace:
+    """Steps a second over the last minute, and the time that is left."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float, int]] = []
+
+    def add(self, step: int, *, now: float | None = None) -> None:
+        """Note that ``step`` optimizer steps are done."""
+        now = time.monotonic() if now is None else now
+        if self._points and step < self._points[-1][1]:  # a restart went back to a checkpoint
+            self._points.clear()
+        if not self._points or step > self._points[-1][1]:
+            self._points.append((now, step))
+        while len(self._points) > 2 and now - self._points[0][0] > _RATE_WINDOW_S:
+            self._points.pop(0)
+
+    def eta_s(self, steps: int) -> float | None:
+        """Return the seconds until ``steps`` are done; None while that cannot be told."""
+        if steps <= 0 or len(self._points) < 2:
+            return None
+        (begin, first), (end, last) = self._points[0], self._points[-1]
+        return (steps - last) * (end - begin) / (last - first) if end > begin else None
