@@ -65,13 +65,17 @@ class Mlflow(Service):
         return [self._program, "server", *where, *stores, *auth]
 
     def prepare(self) -> None:
+        super().prepare()
         self.data.mkdir(parents=True, exist_ok=True)
-        database = f"sqlite:///{self.data}/users.db"
-        lines = ["[mlflow]", "default_permission = READ", f"database_uri = {database}", f"admin_username = {self.username}"]
-        lines.append("authorization_function = mlflow.server.auth:authenticate_request_basic_auth")
-        # Checking a password costs 0.1 s of CPU: more than the request itself.
-        lines += ["auth_cache_ttl_seconds = 600", ""]
-        (self.data / "auth.ini").write_text("\n".join(lines))
+        settings = {
+            "default_permission": "READ",
+            "database_uri": f"sqlite:///{self.data}/users.db",
+            "admin_username": self.username,
+            "authorization_function": "mlflow.server.auth:authenticate_request_basic_auth",
+            "auth_cache_ttl_seconds": "600",  # checking a password costs more CPU than the request itself
+        }
+        lines = ["[mlflow]", *(f"{key} = {value}" for key, value in settings.items())]
+        (self.data / "auth.ini").write_text("\n".join(lines) + "\n")
 
     def ready(self) -> bool:
         """Return whether a search answers; ``/health`` would be fine with a broken database or host check."""

@@ -66,6 +66,7 @@ class Seaweed(Service):
         return [self._weed, "mini", f"-dir={self.data}", *fixed, *unused, *ports]
 
     def prepare(self) -> None:
+        super().prepare()
         (self.data / "tmp").mkdir(parents=True, exist_ok=True)
         (self.data / "mini.options").unlink(missing_ok=True)  # would bring back the options of the last start
         # The master keeps its data in a folder that is named after its port.
@@ -123,6 +124,7 @@ class Seaweed(Service):
         return name
 
     def cleanup(self) -> None:
+        super().cleanup()
         for name in _SOCKETS:  # a killed server leaves them in /tmp, where it insists on having them
             option = name.replace("-grpc", ".port.grpc") if name.endswith("grpc") else f"{name}.port"
-            Path(f"/tmp/seaweedfs-{name}-{self.ports[option]}.sock").unlink(missing_ok=True)
+            Path(f"/tmp/seaweedfs-{name}-{self.ports[option]}.sock").unlink(missing_ok=True)  # noqa: S108

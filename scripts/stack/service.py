@@ -42,6 +42,7 @@ class Service(ABC):
 
     def prepare(self) -> None:
         """Make what the process needs before it starts."""
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def process(self) -> Process | None:
         """Return the process if it runs."""
@@ -58,7 +59,6 @@ class Service(ABC):
         if self.alive():
             return
         self.kill()  # what a dead one left in its session
-        self.folder.mkdir(parents=True, exist_ok=True)
         self.prepare()
         self._child = spawn(
             self.command(), environment=self.environment, log=self.log, folder=self.folder, pid_file=self.pid_file
@@ -103,7 +103,6 @@ class Service(ABC):
             end(lambda: self._family(leader), grace_s=grace_s)
         if self._child is not None:
             self._child.wait(timeout=10)
-        self.pid_file.clear()
         self.cleanup()
 
     def _family(self, leader: Process) -> list[Process]:
@@ -111,7 +110,8 @@ class Service(ABC):
         return family([leader])
 
     def cleanup(self) -> None:
-        """Remove what the process leaves outside its folder."""
+        """Remove what the process leaves when it is gone, but for its data."""
+        self.pid_file.clear()
 
     def _reap(self) -> None:
         if self._child is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from stack.mlflow import Mlflow
 
+from stack.mlflow import Mlflow
 from support.guarding import guarded
 from support.places import control_bin
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from stack.seaweed import Seaweed
 
+from stack.seaweed import Seaweed
 from support.guarding import guarded
 from support.places import control_bin
 

@@ -1,16 +1,7 @@
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
-
 from stack.mlflow import Mlflow
-from stack.processes import PidFile, wait_until
 from stack.seaweed import Seaweed
-from support.places import REPOSITORY
 
 
 def test_an_object_survives_a_crash_of_s3(seaweed: Seaweed, bucket: str) -> None:

@@ -1,0 +1,33 @@
+"""Make the two environments in .mxdist/, or pin their requirements: environments.py [--dev | --lock]"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from envs.environments import ensure, lock
+from steps import StepFailed, Steps
+
+REPOSITORY = Path(__file__).parents[1]
+
+
+def main() -> int:
+    """Run it from the command line."""
+    try:
+        if "--lock" in sys.argv:
+            lock(REPOSITORY)
+        else:
+            ensure(REPOSITORY, dev="--dev" in sys.argv, steps=Steps())
+    except StepFailed as error:
+        print(error, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("Interrupted; the next run goes on from here.", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Build Horovod for MXNet over Gloo, with its stall check mended, once per machine.
+
+As published, ``gloo_controller.cc`` reserves room for the list of ranks but never sizes it, so under Gloo the
+stall inspector sees no ranks and a hung world is never reported.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from steps import StepFailed, run
+
+VERSION = "0.28.1"
+_SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
+_FILE = "horovod/common/gloo/gloo_controller.cc"
+_WRONG, _RIGHT = "global_ranks_.reserve(size_);", "global_ranks_.resize(size_);"
+_BUILD = {
+    "HOROVOD_WITH_MXNET": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITHOUT_MPI": "1",
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1",
+}
+
+
+def cache_root() -> Path:
+    """Return where wheels are kept between checkouts."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "mxdist/wheels"
+
+
+def cache_key(requirements: Path) -> str:
+    """Return what the wheel depends on: versions, the mend, Python, the machine and the compiler."""
+    mxnet = re.search(r"^mxnet\S*==\S+", requirements.read_text(), re.MULTILINE)
+    parts = [VERSION, _RIGHT, str(_BUILD), mxnet.group() if mxnet else "", "cp311", platform.machine(), _compiler()]
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
+    return f"horovod-{VERSION}-{digest[:16]}"
+
+
+def _compiler() -> str:
+    """Return the compiler's version; without a compiler, that of the C library, so that a copied cache still serves."""
+    try:
+        version = subprocess.run([os.environ.get("CXX", "g++"), "-dumpfullversion"], capture_output=True, text=True)
+    except OSError:
+        return "none"
+    return version.stdout.strip()
+
+
+def cached_wheel(requirements: Path) -> Path | None:
+    """Return the wheel if it has been built before."""
+    return next(iter((cache_root() / cache_key(requirements)).glob("*.whl")), None)
+
+
+def build_wheel(uv: str, python: str, repository: Path, log: Path) -> Path:
+    """Return the wheel, building it unless another process just did."""
+    requirements = repository / "requirements-node.txt"
+    home = cache_root()
+    home.mkdir(parents=True, exist_ok=True)
+    with _lock(home / ".lock"):
+        done = cached_wheel(requirements)
+        if done is not None:
+            return done
+        # Not in the tree: a path with a space in it breaks the build of Gloo.
+        with tempfile.TemporaryDirectory(prefix="build-", dir=home) as scratch:
+            built = _build(uv, python, repository, Path(scratch), log)
+            target = home / cache_key(requirements)
+            staging = Path(tempfile.mkdtemp(prefix="done-", dir=home))
+            shutil.move(str(built), staging / built.name)
+            shutil.rmtree(target, ignore_errors=True)
+            staging.rename(target)
+        return target / built.name
+
+
+def _build(uv: str, python: str, repository: Path, scratch: Path, log: Path) -> Path:
+    venv = scratch / "venv"
+    run([uv, "venv", "-q", "--python", python, str(venv)], log=log)
+    files = ["-r", str(repository / "requirements-node.txt"), "-r", str(repository / "requirements-horovod.txt")]
+    run([uv, "pip", "install", "-q", "--python", str(venv / "bin/python"), *files], log=log)
+    source = _mended_source(venv / "bin/python", scratch, log)
+    environment = {**os.environ, **_BUILD, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}"}
+    environment["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
+    wheel = [str(venv / "bin/python"), "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
+    run([*wheel, "-w", str(scratch / "wheels"), str(source)], log=log, environment=environment)
+    return next((scratch / "wheels").glob("horovod-*.whl"))
+
+
+def _mended_source(python: Path, scratch: Path, log: Path) -> Path:
+    download = [str(python), "-m", "pip", "download", "-q", "--no-deps", "--no-binary", "horovod"]
+    run([*download, "--no-build-isolation", "-d", str(scratch), f"horovod=={VERSION}"], log=log)
+    sdist = scratch / f"horovod-{VERSION}.tar.gz"
+    if hashlib.sha256(sdist.read_bytes()).hexdigest() != _SDIST_SHA256:
+        raise StepFailed(f"the source of horovod {VERSION} is not the one that this mend was written for")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(scratch)  # noqa: S202 - its digest is pinned
+    file = scratch / f"horovod-{VERSION}" / _FILE
+    text = file.read_text()
+    if text.count(_WRONG) != 1:
+        raise StepFailed(f"{_FILE} of horovod {VERSION} does not hold the line to mend exactly once")
+    file.write_text(text.replace(_WRONG, _RIGHT))
+    return file.parents[3]
+
+
+def build_progress(log: Path) -> str:
+    """Return how far the compiler is, from make's own percentages."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 20000))
+            found = re.findall(rb"\[ *(\d+)%\]", file.read())
+    except OSError:
+        return ""
+    return f"({int(found[-1])} % compiled)" if found else ""
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
