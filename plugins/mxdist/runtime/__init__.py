@@ -1,0 +1,1 @@
+"""The node side: what runs where mxnet is."""

@@ -1,0 +1,163 @@
+"""What is known of any network: names of its parameters, its head, its normalisation, its randomness."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon.nn.basic_layers import _BatchNorm
+
+from mxdist.errors import Problem, SpecError
+from mxdist.runtime.recipe import Recipe
+from mxdist.spec import DType
+
+_RANDOM_OPS = re.compile(r"dropout|^_?(random|sample|npi_.*(normal|uniform|choice))|shuffle|multinomial|rrelu", re.IGNORECASE)
+
+
+class Forward(mx.gluon.HybridBlock):
+    """From stored inputs to the network's output: preprocessing, then the network.
+
+    :param shape: of one example, as stored.
+    :param stored: its type, as stored.
+    """
+
+    def __init__(self, recipe: Recipe, net: mx.gluon.HybridBlock, *, dtype: DType, stored: str, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.net = net
+        self._recipe = recipe
+        self._how = {"dtype": dtype.value, "stored": stored, "shape": shape}
+
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
+        """Return the network's output for stored inputs."""
+        return self.net(self._recipe.prepare(F, x, **self._how))
+
+
+class LossSum(mx.gluon.HybridBlock):
+    """The sum of the loss over the rows of a share, as one graph."""
+
+    def __init__(self, forward: Forward, loss: mx.gluon.HybridBlock) -> None:
+        super().__init__()
+        self.forward_block = forward
+        self.loss = loss
+
+    def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:
+        """Return the sum of the loss of all rows."""
+        return F.sum(self.loss(self.forward_block(x), y))
+
+
+def parameters(net: mx.gluon.Block) -> dict[str, mx.gluon.Parameter]:
+    """Return the parameters by their standard names (``features.0.weight``), in the order of the layers.
+
+    A parameter that two layers share has the name that comes first.
+    """
+    found: dict[str, mx.gluon.Parameter] = {}
+    seen: set[int] = set()
+    for name, parameter in net._collect_params_with_prefix().items():
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            found[name] = parameter
+    return found
+
+
+def arrays(net: mx.gluon.Block) -> dict[str, mx.nd.NDArray]:
+    """Return the values of all parameters, running statistics among them, by standard name."""
+    return {name: parameter.data() for name, parameter in parameters(net).items()}
+
+
+def trainable(net: mx.gluon.Block) -> dict[str, mx.gluon.Parameter]:
+    """Return the parameters that have gradients."""
+    return {name: parameter for name, parameter in parameters(net).items() if parameter.grad_req != "null"}
+
+
+def layers(net: mx.gluon.Block, prefix: str = "") -> Iterator[tuple[str, mx.gluon.Block]]:
+    """Yield every block with its standard name, parents before children."""
+    yield prefix, net
+    for name, child in net._children.items():
+        yield from layers(child, f"{prefix}.{name}" if prefix else name)
+
+
+def head(net: mx.gluon.Block) -> tuple[str, ...]:
+    """Return the names of the output layer's parameters.
+
+    That is the child called ``output`` (as in Gluon's model zoo), else the last layer that has parameters of its own.
+    """
+    names = tuple(parameters(net))
+    if "output" in net._children and any(name.startswith("output.") for name in names):
+        return tuple(name for name in names if name.startswith("output."))
+    last = [name for name, layer in layers(net) if layer._reg_params][-1]
+    return tuple(name for name in names if name.rpartition(".")[0] == last)
+
+
+def prepare(net: mx.gluon.HybridBlock, *, dtype: DType, device: mx.Context) -> None:
+    """Give the network its precision and device, and initialise what the recipe did not."""
+    net.cast(dtype.value)
+    every = list(net.collect_params().values())
+    fresh = [parameter for parameter in every if not _initialised(parameter)]
+    if len(fresh) == len(every):
+        net.initialize(mx.init.Xavier(), ctx=device)
+        return
+    for parameter in fresh:
+        parameter.initialize(ctx=device, default_init=mx.init.Xavier())
+    net.collect_params().reset_ctx(device)
+
+
+def _initialised(parameter: mx.gluon.Parameter) -> bool:
+    return parameter._data is not None or bool(parameter._deferred_init)
+
+
+def check_loss(forward: Forward, loss: mx.gluon.HybridBlock, x: mx.nd.NDArray, y: mx.nd.NDArray) -> None:
+    """Run a few examples through, which also gives deferred parameters their shapes.
+
+    :raises SpecError: the loss is not one value for each example.
+    """
+    values = loss(forward(x), y)
+    if values.shape[:1] != (len(x),) or values.size != len(x):
+        problem = f"the loss of {len(x)} examples has shape {values.shape}; it must be one value for each"
+        raise SpecError("The job", [Problem("model.recipe", problem)])
+
+
+def local_batch_norms(net: mx.gluon.Block) -> list[str]:
+    """Return the names of BatchNorm layers whose statistics would come from one rank's rows."""
+    return [name for name, layer in layers(net) if is_batch_norm(layer) and not layer._kwargs["use_global_stats"]]
+
+
+def is_batch_norm(layer: mx.gluon.Block) -> bool:
+    """Return whether the layer is a batch normalisation, of any kind that Gluon has."""
+    return isinstance(layer, _BatchNorm)
+
+
+def check_law(net: mx.gluon.Block, world_size: int) -> None:
+    """Refuse a network that several ranks cannot train as one process would.
+
+    :raises SpecError: it has batch normalisation that is not frozen.
+    """
+    names = local_batch_norms(net)
+    if world_size > 1 and names:
+        problem = (
+            f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}: BatchNorm takes its statistics from the rows of "
+            f"one rank, so {world_size} ranks would train another model than one process does; freeze these layers "
+            "(init.freeze_backbone or init.freeze), use LayerNorm or GroupNorm, or train with one rank"
+        )
+        raise SpecError("The job", [Problem("parallelism.world_size", problem)])
+
+
+def random_ops(symbol: mx.sym.Symbol) -> list[str]:
+    """Return the operators of the graph that draw random numbers."""
+    nodes = json.loads(symbol.tojson())["nodes"]
+    return sorted({node["op"] for node in nodes if _RANDOM_OPS.search(node["op"])})
+
+
+def reseed(seed: int, rank: int, step: int) -> None:
+    """Seed MXNet's and numpy's generators from where the training is: their state can be set but not read."""
+    state = np.random.SeedSequence([seed, rank, step]).generate_state(1)
+    mx.random.seed(int(state[0]))
+    np.random.seed(int(state[0]))
+
+
+def stale(names: Iterable[str], weights: Iterable[mx.nd.NDArray]) -> list[str]:
+    """Return the parameters whose gradient no backward pass has written since they were marked."""
+    return [name for name, weight in zip(names, weights, strict=True) if not weight._fresh_grad]

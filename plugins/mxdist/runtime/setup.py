@@ -1,0 +1,129 @@
+"""From a job to everything that its loop needs, on every rank the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from mxdist.data.fetch import fetch
+from mxdist.errors import DataError
+from mxdist.runtime import finetune, network
+from mxdist.runtime.batches import Examples, steps_of
+from mxdist.runtime.parallel.base import Group
+from mxdist.runtime.recipe import Recipe
+from mxdist.runtime.update import Update
+from mxdist.runtime.worker import Worker
+from mxdist.spec import Dataset, TrainingJob
+
+_FEW = 2
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a training consists of.
+
+    :param forward: from stored inputs to outputs.
+    :param graph: the sum of the loss, hybridized: what training runs.
+    :param labels: the label of each class; None if outputs are no classes.
+    :param outputs: the width of the output.
+    :param frozen: names of parameters that do not change.
+    :param random: the network draws random numbers.
+    """
+
+    recipe: Recipe
+    train: Examples
+    validation: Examples | None
+    net: mx.gluon.HybridBlock
+    forward: network.Forward
+    loss: mx.gluon.HybridBlock
+    graph: network.LossSum
+    update: Update
+    labels: tuple[int, ...] | None
+    outputs: int
+    frozen: tuple[str, ...]
+    random: bool
+    steps: int
+
+
+def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
+    """Build the network with its initial weights, and fetch its data.
+
+    Every rank starts from the same seed; that initial weights are the same on all does not rest on it: see
+    ``loop.Trainer``, which broadcasts and compares them.
+    """
+    assert job.model is not None and job.dataset is not None
+    recipe = Recipe(job.model)
+    folder = fetch_dataset(job.dataset, job, worker)
+    train = recipe.examples(folder, "train", job.dataset.labels)
+    if train is None:
+        raise DataError("there is no train split.")
+    validation = recipe.examples(folder, "validation", job.dataset.labels)
+    recipe.learn_classes(_classes(train, job.dataset.labels))
+    network.reseed(job.seed, 0, 0)
+    net = recipe.network()
+    device = worker.devices[0]
+    network.prepare(net, dtype=job.dtype, device=device)
+    forward = network.Forward(recipe, net, dtype=job.dtype, stored=train.x.dtype.name, shape=train.x.shape[1:])
+    loss = recipe.loss()
+    outputs = _dry_run(forward, loss, train, device, job.dtype.value)
+    frozen = finetune.freeze(net, job.init) if job.init else ()
+    network.check_law(net, group.size)
+    if recipe.classifies:
+        _check_labels(train, validation, outputs)
+    graph = network.LossSum(forward, loss)
+    graph.hybridize(static_alloc=True, static_shape=True)
+    steps = job.epochs * steps_of(len(train), job.batch_size)
+    return Setup(
+        recipe=recipe,
+        train=train,
+        validation=validation,
+        net=net,
+        forward=forward,
+        loss=loss,
+        graph=graph,
+        update=Update(job.optimizer, network.trainable(net), steps),
+        labels=(job.dataset.labels or tuple(range(outputs))) if recipe.classifies else None,
+        outputs=outputs,
+        frozen=frozen,
+        random=bool(network.random_ops(forward(mx.sym.var("data")))),
+        steps=steps,
+    )
+
+
+def fetch_dataset(dataset: Dataset, job: Any, worker: Worker) -> Path:
+    """Return the dataset's folder on this host; the ranks of a host share one cache, and verify it once a world."""
+    scratch = worker.attempt_dir or Path.cwd()
+    session = None if worker.world_dir is None else f"{scratch}/{worker.world_dir.name}"
+    # Beside the attempts of all jobs: <workdir>/<job key>/<attempt>.
+    cache = scratch.parents[1] / ".datasets" if len(scratch.parents) > 1 else scratch / ".datasets"
+    return fetch(dataset.manifest_uri, dataset.version, cache, storage=job.storage, session=session)
+
+
+def _classes(train: Examples, labels: tuple[int, ...] | None) -> int:
+    if labels is not None:
+        return len(labels)
+    return int(train.y.max()) + 1 if np.issubdtype(train.y.dtype, np.integer) else 1
+
+
+def _dry_run(
+    forward: network.Forward, loss: mx.gluon.HybridBlock, train: Examples, device: mx.Context, dtype: str
+) -> int:
+    """Give every parameter its shape and first value, before anything is loaded or broadcast; return the outputs."""
+    x = mx.nd.array(train.x[:_FEW], ctx=device, dtype=train.x.dtype)
+    y = mx.nd.array(train.y[:_FEW], ctx=device, dtype=dtype)
+    network.check_loss(forward, loss, x, y)
+    return int(np.prod(forward(x).shape[1:]))
+
+
+def _check_labels(train: Examples, validation: Examples | None, outputs: int) -> None:
+    """Refuse labels that the network has no output for: MXNet's loss would take the last output instead."""
+    for examples in (train, validation):
+        if examples is not None and not (0 <= int(examples.y.min()) and int(examples.y.max()) < outputs):
+            raise DataError(
+                f"labels go from {examples.y.min()} to {examples.y.max()}, but the network has {outputs} outputs.",
+                hint="Set dataset.labels, or model.params.classes.",
+            )
