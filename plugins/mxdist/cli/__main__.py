@@ -1,0 +1,7 @@
+"""``python -m mxdist.cli``."""
+
+import sys
+
+from mxdist.cli.main import main
+
+sys.exit(main())

@@ -1,0 +1,212 @@
+"""``mxdist``: the same jobs as in Airflow, from a file, without Airflow."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import mxdist
+from mxdist.cli import setting
+from mxdist.cli.follow import Follower, describe_progress, describe_result, exit_code
+from mxdist.cli.reconcile import reconcile
+from mxdist.errors import MxdistError
+from mxdist.launch import JobClient
+from mxdist.spec import Job, job_schema
+from mxdist.store import Attempt
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; return what the process should exit with."""
+    options = _parser().parse_args(arguments)
+    command: Command = options.command
+    try:
+        return command(options)
+    except MxdistError as error:
+        print(f"mxdist: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader (head, less) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def schema(options: argparse.Namespace) -> int:
+    """Print the JSON Schema of a job file."""
+    print(json.dumps(job_schema(), indent=2))
+    return 0
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Print what would run; start nothing."""
+    job = setting.job(options)
+    client = setting.client(options, job)
+    found = client.launcher.plan(job, setting.job_key(options, job), runs_uri=client.runs.uri)
+    print(json.dumps(found.to_document(), indent=2) if options.json else found.describe().rstrip())
+    return 0
+
+
+def submit(options: argparse.Namespace) -> int:
+    """Start a job, or find it running, and leave it to itself."""
+    attempt, how = _submit(options, *_client(options))
+    print(f"{attempt.claim.job_key} attempt {attempt.number}: {how}")
+    return 0
+
+
+def run(options: argparse.Namespace) -> int:
+    """Start a job, or find it running, follow it to its end, and tell by the exit code how it ended."""
+    job, client = _client(options)
+    attempt: Attempt | None = None
+    try:
+        attempt, how = _submit(options, job, client)
+        print(f"mxdist: {attempt.claim.job_key} attempt {attempt.number} {how}", file=sys.stderr)
+        follower = Follower(client, attempt, revive=lambda: _revive(client, attempt))
+        result = follower.until_end()
+    except KeyboardInterrupt:
+        print("mxdist: cancelling; once more Ctrl-C leaves the job to its supervisor", file=sys.stderr)
+        attempt = attempt or client.attempt(setting.job_key(options, job))
+        follower = Follower(client, attempt)
+        result = client.cancel(attempt, by="cli", reason="Ctrl-C")
+    follower.print_new()
+    attempt.hand_over()
+    print(describe_result(attempt, result), file=sys.stderr)
+    return exit_code(result.state)
+
+
+def status(options: argparse.Namespace) -> int:
+    """Print how a job stands, or all jobs of the store."""
+    client = setting.client(options)
+    if options.job is None:
+        _print_all(client, as_json=options.json)
+        return 0
+    attempt = setting.attempt(options, client)
+    result, state = attempt.result(), attempt.read_state()
+    if options.json:
+        told = {"claim": attempt.claim.dump(), "state": state.dump(), "result": result.dump() if result else None}
+        print(json.dumps(told, indent=2))
+    elif result is not None:
+        print(describe_result(attempt, result))
+    else:
+        age = f"heartbeat {time.time() - state.heartbeat:.0f} s ago" if state.heartbeat else "no heartbeat yet"
+        print(f"{attempt.claim.job_key} attempt {attempt.number}: {describe_progress(state)} | {age}")
+    return 0
+
+
+def logs(options: argparse.Namespace) -> int:
+    """Print a job's log."""
+    client = setting.client(options)
+    follower = Follower(client, setting.attempt(options, client), progress=None)
+    if options.follow:
+        follower.until_end()
+    follower.print_new()
+    return 0
+
+
+def cancel(options: argparse.Namespace) -> int:
+    """End a job; return only when nothing of it is left."""
+    client = setting.client(options)
+    attempt = setting.attempt(options, client)
+    result = client.cancel(attempt, by="cli", reason=options.reason)
+    print(describe_result(attempt, result))
+    return 0
+
+
+def reconcile_all(options: argparse.Namespace) -> int:
+    """Finish what others left undone."""
+    good = True
+    for message, went_well in reconcile(setting.client(options)):
+        print(message)
+        good &= went_well
+    return 0 if good else 1
+
+
+def _client(options: argparse.Namespace) -> tuple[Job, JobClient]:
+    job = setting.job(options)
+    return job, setting.client(options, job)
+
+
+def _submit(options: argparse.Namespace, job: Job, client: JobClient) -> tuple[Attempt, str]:
+    key = setting.job_key(options, job)
+    submission = client.submit(job, key, source=setting.source(), secrets=setting.secrets())
+    return submission.attempt, submission.how
+
+
+def _revive(client: JobClient, attempt: Attempt) -> None:
+    print("mxdist: the supervisor is gone; starting the next one", file=sys.stderr)
+    client.revive(attempt, setting.secrets())
+
+
+def _print_all(client: JobClient, *, as_json: bool) -> None:
+    rows = []
+    for key in client.job_keys():
+        with contextlib.suppress(MxdistError):  # claimed by nobody yet, or removed
+            attempt = client.attempt(key)
+            rows.append((key, attempt.number, client.state(attempt).value))
+    if as_json:
+        print(
+            json.dumps([{"job_key": key, "attempt": number, "state": state} for key, number, state in rows], indent=2)
+        )
+        return
+    width = max([len("job key"), *(len(row[0]) for row in rows)])
+    print(f"{'job key':<{width}}  attempt  state")
+    for key, number, state in rows:
+        print(f"{key:<{width}}  {number:<7}  {state}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mxdist", description=__doc__, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=mxdist.__version__)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    _add(commands, "schema", schema)
+    for name, command in (("plan", plan), ("submit", submit), ("run", run)):
+        one = _add(commands, name, command)
+        _takes_file(one)
+        _takes_places(one)
+        if name == "plan":
+            one.add_argument("--json", action="store_true", help="as JSON")
+    for name, command in (("status", status), ("logs", logs), ("cancel", cancel)):
+        one = _add(commands, name, command)
+        _takes_job(one, optional=name == "status")
+        _takes_places(one)
+        if name == "status":
+            one.add_argument("--json", action="store_true", help="as JSON")
+        if name == "logs":
+            one.add_argument("--follow", "-f", action="store_true", help="go on until the job ends")
+        if name == "cancel":
+            one.add_argument("--reason", default="asked on the command line", help="kept with the job")
+    _takes_places(_add(commands, "reconcile", reconcile_all))
+    return parser
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], name: str, command: Command
+) -> argparse.ArgumentParser:
+    about = (command.__doc__ or "").strip()
+    parser = commands.add_parser(name, help=about, description=about, allow_abbrev=False)
+    parser.set_defaults(command=command)
+    return parser
+
+
+def _takes_file(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", metavar="JOB.yaml", help="the job file, YAML or JSON")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a field of the job")
+    parser.add_argument("--key", help="job key; default: the job's name and digest")
+
+
+def _takes_job(parser: argparse.ArgumentParser, *, optional: bool) -> None:
+    parser.add_argument("job", nargs="?" if optional else None, metavar="JOB", help="a job key, or a job file")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as given to run or submit")
+    parser.add_argument("--attempt", type=int, metavar="N", help="default: the newest")
+
+
+def _takes_places(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--runs", metavar="URI", help="run store; default: $MXDIST_RUNS_URI, else a private folder")
+    parser.add_argument("--workdir", metavar="FOLDER", help="scratch folder; default: $MXDIST_WORKDIR")
+    parser.add_argument("--endpoint-url", metavar="URL", help="S3 server other than AWS")

@@ -1,0 +1,65 @@
+"""Which run store, which launcher, which secrets: what the command line takes from its options and environment."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import socket
+from pathlib import Path
+
+from mxdist.cli.jobfile import read_job
+from mxdist.launch import SECRET_NAMES, JobClient, LocalLauncher, job_key_for_cli
+from mxdist.spec import EvaluationJob, TrainingJob
+from mxdist.store import Attempt, open_store
+
+
+def default_runs() -> str:
+    """Return the run store for those who named none."""
+    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return os.environ.get("MXDIST_RUNS_URI") or f"{state}/mxdist/runs"
+
+
+def client(options: argparse.Namespace, job: TrainingJob | EvaluationJob | None = None) -> JobClient:
+    """Return the client that the options describe.
+
+    :param job: its storage counts if no option says otherwise.
+    """
+    uri = options.runs or default_runs()
+    if "://" not in uri:
+        uri = str(Path(uri).absolute())
+    endpoint = options.endpoint_url or (job.storage.endpoint_url if job else None)
+    region = job.storage.region if job else None
+    return JobClient(open_store(uri, endpoint_url=endpoint, region=region), LocalLauncher(workdir=options.workdir))
+
+
+def job(options: argparse.Namespace) -> TrainingJob | EvaluationJob:
+    """Return the job of the file that the options name."""
+    found = read_job(Path(options.job), options.set)
+    if options.endpoint_url and found.storage.endpoint_url is None:
+        storage = found.storage.model_copy(update={"endpoint_url": options.endpoint_url})
+        found = found.model_copy(update={"storage": storage})
+    return found
+
+
+def job_key(options: argparse.Namespace, described: TrainingJob | EvaluationJob) -> str:
+    """Return the key under which the job is submitted."""
+    return options.key or job_key_for_cli(described)
+
+
+def attempt(options: argparse.Namespace, found: JobClient) -> Attempt:
+    """Return the attempt that the options name: by a job key, or by a job file."""
+    key = str(options.job)
+    if Path(key).is_file():
+        key = job_key_for_cli(read_job(Path(key), options.set))
+    return found.attempt(key, options.attempt)
+
+
+def secrets() -> dict[str, str]:
+    """Return the secrets of this environment that may travel to a job."""
+    return {name: os.environ[name] for name in SECRET_NAMES if os.environ.get(name)}
+
+
+def source() -> dict[str, str]:
+    """Return who asks, for the claim."""
+    return {"user": getpass.getuser(), "host": socket.gethostname()}
