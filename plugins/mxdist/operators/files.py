@@ -11,6 +11,5 @@ if TYPE_CHECKING:
 
 def beside_dag(operator: BaseOperator, path: str) -> str:
     """Return ``path`` as it is when it is absolute, else relative to the folder of the DAG file."""
-    if Path(path).expanduser().is_absolute() or not operator.has_dag():
-        return str(Path(path).expanduser())
-    return str(Path(operator.dag.fileloc).parent / path)
+    dag, place = operator.get_dag(), Path(path).expanduser()
+    return str(place if dag is None else Path(dag.fileloc).parent / place)

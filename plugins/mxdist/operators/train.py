@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mxdist.errors import Problem, SpecError, StoreError, TrackingError
+from mxdist.errors import Problem, SpecError
 from mxdist.hooks.mlflow import MlflowHook
 from mxdist.links.mlflow import MlflowModelLink
 from mxdist.operators.base import JobOperator
@@ -147,7 +147,7 @@ class DistributedTrainOperator(JobOperator):
             "mlflow_run_url": self._shown(url),
             "registered_model": self.registered_model,
             "registered_version": version,
-            "dataset": _named(self.given_dataset()[0]),
+            "dataset": named_dataset(self.given_dataset()[0]),
             "labels": (job.get("dataset") or {}).get("labels"),
             "duration_s": round(result.duration_s, 3),
             "samples_per_s": result.samples_per_s,
@@ -158,13 +158,12 @@ class DistributedTrainOperator(JobOperator):
         known = (result.mlflow_run_id, result.mlflow_run_url, result.registered_version)
         if result.tracking_complete or not self.mlflow_conn_id:
             return known
-        from mxdist.tracking.forwarder import replay
+        from mxdist.tracking.replay import replay
 
-        try:
-            outcome = replay(attempt, attempt.claim.parsed(), login=MlflowHook(self.mlflow_conn_id).login())
-        except (TrackingError, StoreError) as error:
-            self.log.warning("MLflow does not know all of this training yet (`mxdist reconcile` tells it): %s", error)
-            return known
+        mlflow = MlflowHook(self.mlflow_conn_id)
+        outcome = replay(attempt, attempt.claim.parsed(), login=mlflow.login(), uri=mlflow.uri)
+        if not outcome.complete:
+            self.log.warning("MLflow lacks some of this run (`mxdist reconcile` completes it): %s", outcome.message)
         return outcome.run_id, outcome.run_url, outcome.registered_version
 
     def _push_model_link(self, context: Context, version: str | None) -> None:
@@ -251,5 +250,6 @@ def dataset_fields(dataset: Any, labels: Any) -> dict[str, Any]:
     return fields if labels is None else {**fields, "labels": labels}
 
 
-def _named(dataset: Any) -> dict[str, Any] | None:
+def named_dataset(dataset: Any) -> dict[str, Any] | None:
+    """Return what names a dataset's version, without the counts of its staging."""
     return {key: dataset.get(key) for key in ("manifest_uri", "version", "as_of")} if dataset else None

@@ -65,7 +65,7 @@ class JobTrigger(BaseTrigger):
         chunk: int = 0,
         line: int = 0,
     ) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.mxdist_conn_id = mxdist_conn_id
         self.runs_uri = runs_uri
         self.job_key = job_key
@@ -99,7 +99,7 @@ class JobTrigger(BaseTrigger):
             event = await self._follow()
         except (MxdistError, AirflowNotFoundException) as error:
             event = {"status": "failed", "message": str(error)[:1000]}
-        yield TriggerEvent({"attempt": self.attempt, **event})
+        yield TriggerEvent({"attempt": self.attempt, **event})  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """End the job: somebody marked or cleared the task, or deleted its run.
