@@ -95,7 +95,7 @@ def start(folder: Path, command: Sequence[str], size: int, environment: Mapping[
             world.processes.append(
                 subprocess.Popen(
                     command,
-                    env={**os.environ, **_horovod(rank, size, world), "PYTHONPATH": str(PLUGINS), **(environment or {})},
+                    env={**os.environ, **_horovod(rank, size, world), **(environment or {})},
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -108,6 +108,7 @@ def start(folder: Path, command: Sequence[str], size: int, environment: Mapping[
 def _horovod(rank: int, size: int, world: World) -> dict[str, str]:
     port = str(world.rendezvous.port) if world.rendezvous else "0"
     return {
+        "PYTHONPATH": str(PLUGINS),
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(size),
         "HOROVOD_LOCAL_RANK": str(rank),
@@ -149,7 +150,9 @@ class Jobs:
         assert isinstance(job, TrainingJob)
         return job
 
-    def claim(self, job: TrainingJob | EvaluationJob, key: str, *, after: int = 0, origin: int | None = None) -> Attempt:
+    def claim(
+        self, job: TrainingJob | EvaluationJob, key: str, *, after: int = 0, origin: int | None = None
+    ) -> Attempt:
         """Claim an attempt, as a launcher does."""
         return JobRun(open_store(str(self.root / "runs")), key).claim(job, after=after, origin=origin)
 

@@ -107,7 +107,7 @@ class Feed:
         globals_ = [rows[step * self._batch_size : (step + 1) * self._batch_size] for step in steps]
         locals_ = [part[share(len(part), self._rank, self._size)] for part in globals_]
         chosen = np.concatenate(locals_)
-        x, y = (self._move(chosen) if len(chosen) else (None, None))
+        x, y = self._move(chosen) if len(chosen) else (None, None)
         begin = 0
         for whole, part in zip(globals_, locals_, strict=True):
             end = begin + len(part)

@@ -40,9 +40,7 @@ def score(
 ) -> dict[str, float]:
     """Return loss and metrics over all examples: sums and counts of all ranks in float64, then divided."""
     sums = {name: (0.0, 0.0) for name in ("loss", *metrics)}
-    feed = Feed(
-        examples, _ROWS_A_RANK * group.size, rank=group.rank, size=group.size, device=device, dtype=dtype
-    )
+    feed = Feed(examples, _ROWS_A_RANK * group.size, rank=group.rank, size=group.size, device=device, dtype=dtype)
     for batch in feed.batches(np.arange(len(examples))):
         for name, values in _of_batch(forward, loss, metrics, batch).items():
             total, count = sums[name]
@@ -57,7 +55,8 @@ def _of_batch(
     if batch.x is None:
         return {}
     output = forward(batch.x)
-    values = {"loss": loss(output, batch.y)} | {name: metric(mx.nd, output, batch.y) for name, metric in metrics.items()}
+    values = {"loss": loss(output, batch.y)}
+    values |= {name: metric(mx.nd, output, batch.y) for name, metric in metrics.items()}
     return {name: value.asnumpy().astype(np.float64).reshape(batch.rows) for name, value in values.items()}
 
 
@@ -147,7 +146,8 @@ def fetch_model(role: str, uri: str, job: EvaluationJob, out: Path) -> Path:
     try:
         return models.exported(models.fetch(store, out))
     except NotFound as error:
-        raise SpecError("The job", [Problem(f"models.{role}", f"there is no model at {uri}: {error.message}")]) from None
+        problem = f"there is no model at {uri}: {error.message}"
+        raise SpecError("The job", [Problem(f"models.{role}", problem)]) from None
 
 
 def _from_mlflow(role: str, uri: str, job: EvaluationJob, out: Path) -> Path:

@@ -70,7 +70,8 @@ def read(uri: str, storage: Storage) -> Source:
         try:
             folder = models.exported(models.fetch(store, Path(scratch, "model")))
         except NotFound as error:
-            raise SpecError("The job", [Problem("init.model_uri", f"there is no model at {uri}: {error.message}")]) from None
+            problem = f"there is no model at {uri}: {error.message}"
+            raise SpecError("The job", [Problem("init.model_uri", problem)]) from None
         about = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         arrays = unpack((folder / "params.npz").read_bytes(), f"{uri}/params.npz")
         return Source(uri, models.digest(folder), about, arrays)
@@ -134,8 +135,8 @@ def _chosen(names: list[str], head: set[str], init: Init) -> set[str]:
             problems.append(Problem(f"init.freeze.{index}", f"{expression!r} is not a regular expression: {error}"))
             continue
         if not matching:
-            known = ", ".join(names[:_SHOWN])
-            problems.append(Problem(f"init.freeze.{index}", f"{expression!r} matches no parameter; there are {known}, ..."))
+            problem = f"{expression!r} matches no parameter; there are {', '.join(names[:_SHOWN])}, ..."
+            problems.append(Problem(f"init.freeze.{index}", problem))
         chosen |= matching
     if problems:
         raise SpecError("The job", problems)
@@ -154,7 +155,8 @@ def _head_problems(init: Init, source: Source, labels: tuple[int, ...] | None, h
     theirs = source.about.get("label_digest")
     if not init.reuse_head and theirs != label_digest(labels):
         was, now = source.about.get("labels"), None if labels is None else list(labels)
-        problem = f"its classes stand for the labels {was}, this job's for {now}; replace the head, or set reuse_head on purpose"
+        problem = f"its classes stand for the labels {was}, this job's for {now}"
+        problem += "; replace the head, or set reuse_head on purpose"
         problems.append(Problem("init.head", problem))
     absent = sorted(head - set(source.arrays))
     if absent:
@@ -163,10 +165,15 @@ def _head_problems(init: Init, source: Source, labels: tuple[int, ...] | None, h
 
 
 def _shape_problems(parameters: Mapping[str, Any], wanted: list[str], source: Source) -> list[Problem]:
-    return [
-        Problem("init.model_uri", f"{name} has shape {tuple(source.arrays[name].shape)} there, {parameters[name].shape} here")
+    shapes = {
+        name: (tuple(source.arrays[name].shape), tuple(parameters[name].shape))
         for name in wanted
-        if name in source.arrays and tuple(source.arrays[name].shape) != tuple(parameters[name].shape)
+        if name in source.arrays
+    }
+    return [
+        Problem("init.model_uri", f"{name} has shape {theirs} there, {ours} here")
+        for name, (theirs, ours) in shapes.items()
+        if theirs != ours
     ][:_SHOWN]
 
 

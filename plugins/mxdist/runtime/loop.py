@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
@@ -26,7 +27,7 @@ from mxdist.runtime.position import Position
 from mxdist.runtime.saver import Saver
 from mxdist.runtime.step import Step
 from mxdist.runtime.worker import Worker
-from mxdist.spec import TrainingJob
+from mxdist.spec import Init, TrainingJob
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class Trainer:
         if document is not None:
             self._adopt(document, saved[0] if saved else None)
         elif self._job.init is not None:
-            self._initialise()
+            self._initialise(self._job.init)
         self._group.broadcast_(network.arrays(self.setup.net))
         self._group.check_equal(network.arrays(self.setup.net), where="before the first step")
         self._tell()
@@ -116,19 +117,19 @@ class Trainer:
         self.setup.update.set_counts(document["counts"])
         self.at = Position.load(document["position"])
 
-    def _initialise(self) -> None:
-        init = self._job.init
-        assert init is not None
+    def _initialise(self, init: Init) -> None:
+        """Load an earlier model's weights on rank 0; the broadcast brings them to the others."""
 
         def load() -> dict[str, Any]:
             source = finetune.read(init.model_uri, self._job.storage)
             return finetune.load(self.setup.net, init, source, labels=self.setup.labels).to_document()
 
-        self.at.started = self._group.share(load)
-        self.at.parent = self.at.started["parent"]
-        counts = {f"init_{kind}": float(len(self.at.started[kind])) for kind in ("loaded", "skipped", "new")}
-        self._worker.log_metrics({**counts, "init_frozen": float(len(self.setup.frozen))}, step=0)
-        log.info("%s", ", ".join(f"{name.removeprefix('init_')} {int(count)}" for name, count in counts.items()))
+        started: dict[str, Any] = self._group.share(load)
+        self.at.started, self.at.parent = started, started["parent"]
+        counts = {kind: len(started[kind]) for kind in ("loaded", "skipped", "new")}
+        counts["frozen"] = len(self.setup.frozen)
+        self._worker.log_metrics({f"init_{kind}": float(count) for kind, count in counts.items()}, step=0)
+        log.info("parameters: %s", ", ".join(f"{count} {kind}" for kind, count in counts.items()))
 
     def _arrays(self) -> dict[str, mx.nd.NDArray]:
         """Return all that a checkpoint keeps: parameters and optimizer state."""
@@ -245,24 +246,23 @@ class Trainer:
             published = self._saver.drain(max(self._job.limits.grace_s, 1.0))
             self._saver.close()
             if not published:
-                raise StoreError(f"asked to stop, but the checkpoint of step {self.at.step} could not be published in time.")
+                raise StoreError(f"asked to stop, but could not publish the checkpoint of step {self.at.step} in time.")
         return Outcome(True, {"state": "stopped", **self._numbers()})
 
     def _finish(self) -> Outcome:
         self._check_finite()
         result: dict[str, Any] = {"state": "done", **self._numbers()}
         if self._group.rank == 0 and self._worker.attempt_dir is not None:
-            result["model_dir"] = str(self._export())
+            result["model_dir"] = str(self._export(self._worker.attempt_dir / "model"))
         if self._saver is not None:
             self._saver.drain(_DRAIN_S)
             self._saver.close()
         return Outcome(False, result)
 
-    def _export(self) -> Any:
-        assert self._worker.attempt_dir is not None
+    def _export(self, folder: Path) -> Path:
         examples = self.setup.validation or self.setup.train
         return export.write(
-            self._worker.attempt_dir / "model", self.setup.forward, self.setup.recipe,
+            folder, self.setup.forward, self.setup.recipe,
             labels=self.setup.labels, example=examples.x, classes=self.setup.outputs,
             dtype=self._job.dtype.value, parent=self.at.parent,
         )  # fmt: skip
@@ -281,4 +281,5 @@ def _check_arrays(saved: Saved, wanted: dict[str, mx.nd.NDArray]) -> None:
     expected = {name: tuple(array.shape) for name, array in wanted.items()}
     if shapes != expected:
         different = sorted(name for name in shapes.keys() | expected.keys() if shapes.get(name) != expected.get(name))
-        raise CheckpointError(f"the checkpoint of step {saved.step} does not fit this network: {', '.join(different[:5])}")
+        names = ", ".join(different[:5])
+        raise CheckpointError(f"the checkpoint of step {saved.step} does not fit this network: {names}")

@@ -1,7 +1,7 @@
 """The networks that mxdist brings. Images are (channels, height, width); parameters of a job choose their sizes.
 
-Each has its layers in ``features`` and its output layer in ``output``, as in Gluon's model zoo: that is the head which a
-fine-tuning may replace.
+Each has its layers in ``features`` and its output layer in ``output``, as in Gluon's model zoo: that is the head which
+a fine-tuning may replace.
 """
 
 from __future__ import annotations

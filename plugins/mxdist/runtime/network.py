@@ -15,7 +15,7 @@ from mxdist.errors import Problem, SpecError
 from mxdist.runtime.recipe import Recipe
 from mxdist.spec import DType
 
-_RANDOM_OPS = re.compile(r"dropout|^_?(random|sample|npi_.*(normal|uniform|choice))|shuffle|multinomial|rrelu", re.IGNORECASE)
+_RANDOM_OPS = re.compile(r"dropout|^_?(random|sample)|npi_.*(normal|uniform)|shuffle|multinomial", re.IGNORECASE)
 
 
 class Forward(mx.gluon.HybridBlock):
@@ -25,7 +25,9 @@ class Forward(mx.gluon.HybridBlock):
     :param stored: its type, as stored.
     """
 
-    def __init__(self, recipe: Recipe, net: mx.gluon.HybridBlock, *, dtype: DType, stored: str, shape: tuple[int, ...]) -> None:
+    def __init__(
+        self, recipe: Recipe, net: mx.gluon.HybridBlock, *, dtype: DType, stored: str, shape: tuple[int, ...]
+    ) -> None:
         super().__init__()
         self.net = net
         self._recipe = recipe
@@ -137,9 +139,10 @@ def check_law(net: mx.gluon.Block, world_size: int) -> None:
     """
     names = local_batch_norms(net)
     if world_size > 1 and names:
+        shown = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
         problem = (
-            f"{', '.join(names[:3])}{' and more' if len(names) > 3 else ''}: BatchNorm takes its statistics from the rows of "
-            f"one rank, so {world_size} ranks would train another model than one process does; freeze these layers "
+            f"{shown}: BatchNorm takes its statistics from the rows of one rank, so {world_size} ranks "
+            "would train another model than one process does; freeze these layers "
             "(init.freeze_backbone or init.freeze), use LayerNorm or GroupNorm, or train with one rank"
         )
         raise SpecError("The job", [Problem("parallelism.world_size", problem)])

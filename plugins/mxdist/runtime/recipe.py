@@ -8,8 +8,8 @@ A recipe is a Python module. Only the first function is needed::
     def loss(params):                     # a HybridBlock: (output, label) -> one value for each example
     def metrics(params):                  # {"name": function(F, output, label) -> one value for each example}
 
-Without ``data``, the arrays ``<split>/x.npy`` and ``<split>/y.npy`` are read. Without ``preprocess``, uint8 is scaled to
-0..1 and all else is taken as it is. Without ``loss``, it is softmax cross entropy, with accuracy as a metric.
+Without ``data``, the arrays ``<split>/x.npy`` and ``<split>/y.npy`` are read. Without ``preprocess``, uint8 is scaled
+to 0..1 and all else is taken as it is. Without ``loss``, it is softmax cross entropy, with accuracy as a metric.
 """
 
 from __future__ import annotations

@@ -55,7 +55,8 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
     Every rank starts from the same seed; that initial weights are the same on all does not rest on it: see
     ``loop.Trainer``, which broadcasts and compares them.
     """
-    assert job.model is not None and job.dataset is not None
+    if job.model is None or job.dataset is None:
+        raise DataError("the job has no model or no dataset.")
     recipe = Recipe(job.model)
     folder = fetch_dataset(job.dataset, job, worker)
     train = recipe.examples(folder, "train", job.dataset.labels)

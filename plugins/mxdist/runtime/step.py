@@ -1,8 +1,8 @@
 """One optimizer step on the global batch, however many ranks share it.
 
 Each row's loss weighs ``1 / rows of the global batch``, on whichever rank the row is; the gradients of all ranks are
-summed; so every rank holds the mean gradient of the global batch, and what follows (clipping, the update) is the same on
-all. A rank without rows has a gradient of zero and takes part like the others.
+summed; so every rank holds the mean gradient of the global batch, and what follows (clipping, the update) is the same
+on all. A rank without rows has a gradient of zero and takes part like the others.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ class Worker:
         _replace(self.world_dir / "progress.json", document)
 
     def should_stop(self) -> bool:
-        """Return whether the supervisor wants this rank to stop; ranks hear of it at different moments: see ``agree``."""
+        """Return whether the supervisor wants this rank to stop; ranks hear of it one by one: see ``agree``."""
         now = time.monotonic()
         if self._stop or self.world_dir is None or now - self._asked_at < _BEAT_S:
             return self._stop

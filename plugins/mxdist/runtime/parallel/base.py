@@ -1,7 +1,8 @@
 """What a group of ranks can do together, and the group of one.
 
 Everything that is exchanged for people (losses, metrics, counts, decisions) travels as float64 sums, so that a mean is
-always the sum of all over the count of all, never a mean of means. Every rank must make the same calls in the same order.
+always the sum of all over the count of all, never a mean of means. Every rank must make the same calls in the same
+order.
 """
 
 from __future__ import annotations
@@ -19,8 +20,6 @@ from numpy.typing import NDArray
 from mxdist.errors import CheckpointError, DataError, Fenced, MxdistError, SpecError, StoreError, TrainingFailed
 
 Float64 = NDArray[np.float64]
-
-_DIGEST_WORDS = 8  # a SHA-256 as 32-bit words, which float64 holds exactly
 
 
 class Group(ABC):
@@ -78,9 +77,8 @@ class Group(ABC):
                 answer = {"value": decide()}
             except MxdistError as raised:
                 error = raised
-                answer = {
-                    "error": type(raised).__name__, "message": raised.message, "hint": raised.hint, "retryable": raised.retryable
-                }  # fmt: skip
+                answer = {"error": type(raised).__name__, "message": raised.message, "hint": raised.hint}
+                answer["retryable"] = raised.retryable
         answer = json.loads(self.broadcast_bytes(json.dumps(answer).encode()))
         if error is not None:
             raise error
@@ -90,8 +88,7 @@ class Group(ABC):
 
     def differing(self, digest: bytes) -> list[int]:
         """Return the ranks whose SHA-256 differs from rank 0's."""
-        words = np.frombuffer(digest, dtype="<u4").astype(np.float64)
-        assert len(words) == _DIGEST_WORDS
+        words = np.frombuffer(digest, dtype="<u4").astype(np.float64)  # which holds 32 bits exactly
         table = self.gather(list(words))
         return [rank for rank in range(self.size) if (table[rank] != table[0]).any()]
 
