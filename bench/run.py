@@ -1,0 +1,168 @@
+"""Figures against a peer, side by side in one run: ``python bench/run.py ROW`` (or ``make bench ROW=name``).
+
+Each side is a process of its own; the sides take turns, so that a machine that slows down slows both. The ratio is the
+median over pairs. The last line is JSON: ``{"row": ..., "ratio": ..., "goal": ..., "ok": ...}``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent
+CONTROL = Path(os.environ.get("MXDIST_CONTROL_BIN", ROOT / ".mxdist/control/bin"))
+NODE_PYTHON = Path(os.environ.get("MXDIST_NODE_PYTHON", ROOT / ".mxdist/node/bin/python"))
+
+Side = Callable[[int], float]
+"""Runs one side once (the number of the pair is given), and returns steps per second."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure.
+
+    :param ours: steps per second under mxdist.
+    :param peer: steps per second of what it is held against.
+    :param goal: the smallest ratio that is good enough.
+    """
+
+    about: str
+    ours: Side
+    peer: Side
+    goal: float
+
+
+def run(command: Sequence[str], environment: dict[str, str] | None = None, cores: set[int] | None = None) -> str:
+    """Run a command to its end, pinned to ``cores`` if given; return what it printed.
+
+    :raises SystemExit: it failed; its output is shown.
+    """
+    inherited = {**os.environ, "PYTHONPATH": f"{ROOT / 'plugins'}:{HERE}", **(environment or {})}
+    pin = (lambda: os.sched_setaffinity(0, cores)) if cores else None
+    done = subprocess.run(command, env=inherited, capture_output=True, text=True, preexec_fn=pin)  # noqa: PLW1509
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def speed(report: str) -> float:
+    """Return the steps per second of a side's one-line report."""
+    told = json.loads(report)
+    return float(told["steps"]) / float(told["seconds"])
+
+
+def loop_side(script: str, cores: set[int]) -> Side:
+    """Return a side of the rows ``loop``: one process with one thread for each of ``cores``."""
+    threads = {"OMP_NUM_THREADS": str(len(cores))}
+    command = [str(NODE_PYTHON), str(HERE / script), "--steps", "300"]
+    return lambda _: speed(run(command, threads, cores).splitlines()[-1])
+
+
+THREADS = {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "1.0", "HOROVOD_FUSION_THRESHOLD": str(64 << 20)}
+"""What both sides of ``overhead`` get; the values are those of a job that says nothing about them."""
+
+
+def under_horovodrun(folder: Path) -> Side:
+    """Return the peer of ``overhead``: two ranks of the script under bare horovodrun."""
+
+    def side(pair: int) -> float:
+        out = folder / f"horovodrun-{pair}.json"
+        path = f"{NODE_PYTHON.parent}:{os.environ['PATH']}"
+        script = [str(NODE_PYTHON), str(HERE / "horovod_script.py"), "--out", str(out)]
+        command = [str(NODE_PYTHON), str(NODE_PYTHON.parent / "horovodrun"), "--gloo", "-np", "2", "-H", "localhost:2"]
+        run([*command, "--network-interface", "lo", *script], {**THREADS, "PATH": path})
+        return speed(out.read_text())
+
+    return side
+
+
+def under_mxdist(folder: Path, tracking_uri: str) -> Side:
+    """Return our side of ``overhead``: the same script as a job whose run is recorded in MLflow."""
+
+    def side(pair: int) -> float:
+        out = folder / f"mxdist-{pair}.json"
+        job = {
+            "name": "overhead",
+            "script": {"path": str(HERE / "horovod_script.py"), "args": ["--out", str(out)], "env": THREADS},
+            "parallelism": {"world_size": 2},
+            "cluster": {"pin_cores": False, "threads_per_rank": 1, "workdir": str(folder / "jobs")},
+            "tracking": {"uri": tracking_uri, "experiment": "overhead"},
+        }
+        path = folder / f"job-{pair}.json"
+        path.write_text(json.dumps(job))
+        command = [str(CONTROL / "python"), "-m", "mxdist.cli", "run", str(path), "--runs", str(folder / "runs")]
+        run([*command, "--key", f"overhead-{pair}"], {"MXDIST_NODE_PYTHON": str(NODE_PYTHON)})
+        return speed(out.read_text())
+
+    return side
+
+
+@contextmanager
+def mlflow_server(folder: Path) -> Iterator[str]:
+    """Yield the address of an MLflow server that lives as long as the block."""
+    sys.path.insert(0, str(ROOT / "scripts"))
+    from stack.mlflow import Mlflow
+
+    server = Mlflow(folder, program=str(CONTROL / "mlflow"))
+    server.start()
+    try:
+        yield server.url
+    finally:
+        server.stop()
+
+
+def measure(name: str, row: Row, pairs: int) -> bool:
+    """Run the pairs, print each and the verdict; return whether the goal was reached."""
+    print(f"{name}: {row.about}", flush=True)
+    ratios = []
+    for pair in range(pairs + 1):
+        peer, ours = row.peer(pair), row.ours(pair)
+        counts = "warm-up, not counted" if pair == 0 else f"pair {pair}"
+        print(f"  {counts}: peer {peer:.2f} steps/s, mxdist {ours:.2f} steps/s, ratio {ours / peer:.3f}", flush=True)
+        if pair:
+            ratios.append(ours / peer)
+    ratio = statistics.median(ratios)
+    print(f"  median {ratio:.3f}, from {min(ratios):.3f} to {max(ratios):.3f} over {pairs} pairs")
+    ok = ratio >= row.goal
+    print(json.dumps({"row": name, "ratio": round(ratio, 3), "goal": row.goal, "ok": ok}))
+    return ok
+
+
+def rows(name: str, folder: Path) -> Row:
+    """Return the row of this name; services that it needs are started by ``main``."""
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    if name == "overhead":
+        about = "a Horovod script on two ranks, under mxdist with tracking on, over bare horovodrun"
+        return Row(about, under_mxdist(folder, os.environ["MLFLOW_TRACKING_URI"]), under_horovodrun(folder), 0.98)
+    chosen, goal = (set(cores), 1.2) if name == "loop" else ({cores[0]}, 2.5)
+    about = f"mxdist's loop over a plain Gluon loop on {len(chosen)} core(s), the guide's CIFAR CNN"
+    return Row(about, loop_side("mxdist_loop.py", chosen), loop_side("plain_loop.py", chosen), goal)
+
+
+def main() -> int:
+    """Measure one row."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("row", choices=["loop", "loop_pinned", "overhead"])
+    parser.add_argument("--pairs", type=int, default=5)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mxdist-bench-") as scratch:
+        folder = Path(scratch)
+        if options.row != "overhead":
+            return 0 if measure(options.row, rows(options.row, folder), options.pairs) else 1
+        with mlflow_server(folder) as uri:
+            os.environ["MLFLOW_TRACKING_URI"] = uri
+            return 0 if measure(options.row, rows(options.row, folder), options.pairs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
