@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -109,7 +109,9 @@ class Manifest:
 
 def _file(item: Mapping[str, Any]) -> File:
     file = File(**item)
-    if not (isinstance(file.path, str) and isinstance(file.size, int) and _SHA256.fullmatch(file.sha256)):
+    if not (
+        isinstance(file.path, str) and type(file.size) is int and file.size >= 0 and _SHA256.fullmatch(file.sha256)
+    ):
         raise ValueError(f"a file is described wrongly: {item!r}")
     return file
 
@@ -242,6 +244,11 @@ class DatasetStore:
         """Return ``{"version", "as_of"}`` of every staging that changed something, oldest first."""
         return list(self._history.read().value or [])
 
+    def as_of(self, manifest: Manifest) -> str:
+        """Return the latest date that a version was staged for: old content may be current again."""
+        dates = [entry["as_of"] for entry in self.history() if entry["version"] == manifest.version]
+        return max(dates, default=manifest.as_of)
+
     def record(self, version: str, as_of: str) -> None:
         """Say that ``version`` was staged for ``as_of``, if that is not the last thing said."""
         entry = {"version": version, "as_of": as_of}
@@ -251,7 +258,7 @@ class DatasetStore:
         """Take versions out of the history."""
         self._change_history(lambda entries: [entry for entry in entries if entry["version"] not in versions])
 
-    def _change_history(self, change: Any) -> None:
+    def _change_history(self, change: Callable[[list[dict[str, str]]], list[dict[str, str]]]) -> None:
         while True:
             seen: Versioned = self._history.read()
             before = list(seen.value or [])
