@@ -1,7 +1,7 @@
 """The work of row ``overhead``: a Horovod script as a user has it, with one addition.
 
-It logs each step's loss when mxdist started it, and is otherwise the same under horovodrun and under mxdist: it pins its
-rank to a core itself. Rank 0 writes one JSON line to the file named by ``--out``: steps, seconds.
+It logs each step's loss when mxdist started it, and is otherwise the same under horovodrun and under mxdist: it pins
+its rank to a core itself. Rank 0 writes one JSON line to the file named by ``--out``: steps, seconds.
 """
 
 from __future__ import annotations

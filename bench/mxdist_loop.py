@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 import mxnet as mx
 import numpy as np
 import plain_loop
+
 from mxdist.data.stage import stage
 from mxdist.runtime import loop
 from mxdist.runtime.parallel import Alone

@@ -27,11 +27,11 @@ class BaseJob(Spec):
     """What every job has, whatever it does on the nodes."""
 
     name: str = Field(pattern=LABEL, description="Lower case, digits, hyphens; at most 52 characters.")
-    cluster: Cluster = Field(default_factory=Cluster)
-    parallelism: Parallelism = Field(default_factory=Parallelism)
-    limits: Limits = Field(default_factory=Limits)
-    storage: Storage = Field(default_factory=Storage)
-    tracking: Tracking = Field(default_factory=Tracking)
+    cluster: Cluster = Cluster()
+    parallelism: Parallelism = Parallelism()
+    limits: Limits = Limits()
+    storage: Storage = Storage()
+    tracking: Tracking = Tracking()
 
     @field_validator("parallelism")
     @classmethod
@@ -50,8 +50,8 @@ class TrainingJob(BaseJob):
     script: Script | None = Field(None, description="Or: an existing script to start on every rank.")
     dataset: Dataset | None = Field(None, description="The staged dataset; required with a model.")
     init: Init | None = Field(None, description="Start from an earlier model's weights.")
-    optimizer: Optimizer = Field(default_factory=Optimizer)
-    checkpoints: Checkpoints = Field(default_factory=Checkpoints)
+    optimizer: Optimizer = Optimizer()
+    checkpoints: Checkpoints = Checkpoints()
     epochs: int = Field(1, ge=1, le=100_000, description="Passes over the training split.")
     batch_size: int = Field(64, ge=1, description="The global batch, over all ranks.")
     seed: int = Field(0, ge=0, lt=2**31, description="Of initial weights, data order and dropout.")

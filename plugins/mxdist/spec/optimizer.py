@@ -45,4 +45,4 @@ class Optimizer(Spec):
     epsilon: float = Field(1e-8, gt=0, description="adam only.")
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty, as MXNet's wd.")
     clip_norm: float | None = Field(None, gt=0, description="Largest global norm of the mean gradient.")
-    schedule: Schedule = Field(default_factory=Schedule)
+    schedule: Schedule = Schedule()

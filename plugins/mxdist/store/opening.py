@@ -38,7 +38,9 @@ def open_store(
     if parts.scheme == "s3" and parts.netloc:
         from mxdist.store.s3 import S3Store
 
-        return S3Store.connect(parts.netloc, parts.path, endpoint_url=endpoint_url, region=region, credentials=credentials)
+        return S3Store.connect(
+            parts.netloc, parts.path, endpoint_url=endpoint_url, region=region, credentials=credentials
+        )
     if parts.scheme in ("", "file") and parts.path.startswith("/"):
         from mxdist.store.folder import FolderStore
 

@@ -42,7 +42,8 @@ class _Document:
         return cls(**{key: value for key, value in document.items() if key in known})
 
     def dump(self) -> dict[str, Any]:
-        return asdict(self)  # type: ignore[call-overload]
+        document: dict[str, Any] = asdict(self)  # type: ignore[call-overload]
+        return document
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class Claim(_Document):
 class Cause(_Document):
     """Why an attempt ended badly.
 
-    :param kind: rank_exit, stall, start_timeout, deadline, cancel, preempted, nonfinite, user_error, data, lost, internal.
+    :param kind: rank_exit, stall, start_timeout, deadline, cancel, preempted, nonfinite, user_error, data, lost or
+        internal.
     """
 
     kind: str

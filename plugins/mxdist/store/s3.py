@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,13 +112,15 @@ class S3Store(Store):
             return False
         return True
 
-    def delete(self, keys: list[str]) -> None:
+    def delete(self, keys: Sequence[str]) -> None:
         for start in range(0, len(keys), _DELETE_AT_ONCE):
             batch = [{"Key": self._root + key} for key in keys[start : start + _DELETE_AT_ONCE]]
             delete = {"Objects": batch, "Quiet": True}
             answer = self._call("delete", keys[start], self._client.delete_objects, Bucket=self._bucket, Delete=delete)
             for failed in answer.get("Errors", ()):
-                raise StoreError(f"cannot delete s3://{self._bucket}/{failed['Key']}: {failed.get('Message', failed['Code'])}")
+                raise StoreError(
+                    f"cannot delete s3://{self._bucket}/{failed['Key']}: {failed.get('Message', failed['Code'])}"
+                )
 
     def upload(self, key: str, path: Path) -> None:
         self._call("upload", key, self._client.upload_file, str(path), self._bucket, self._root + key, Config=_TRANSFER)
@@ -127,7 +129,15 @@ class S3Store(Store):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f".partial-{uuid.uuid4().hex}")
         try:
-            self._call("download", key, self._client.download_file, self._bucket, self._root + key, str(partial), Config=_TRANSFER)
+            self._call(
+                "download",
+                key,
+                self._client.download_file,
+                self._bucket,
+                self._root + key,
+                str(partial),
+                Config=_TRANSFER,
+            )
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
@@ -160,7 +170,9 @@ class S3Store(Store):
                 retryable=False,
             )
         if code == "NoSuchBucket":
-            return StoreError(f"cannot {verb} {where}: there is no bucket {self._bucket!r} at {endpoint}.", retryable=False)
+            return StoreError(
+                f"cannot {verb} {where}: there is no bucket {self._bucket!r} at {endpoint}.", retryable=False
+            )
         if isinstance(error, BotoCoreError):
             return StoreError(f"cannot {verb} {where}: {endpoint} did not answer ({code}).", hint="Is the server up?")
         return StoreError(f"cannot {verb} {where}: {error}")

@@ -68,7 +68,9 @@ class Register:
     def read(self) -> Versioned:
         """Return the newest value."""
         while True:
-            newest = max((entry.key for entry in self._store.list(f"{self._prefix}/") if entry.key.endswith(".json")), default="")
+            newest = max(
+                (entry.key for entry in self._store.list(f"{self._prefix}/") if entry.key.endswith(".json")), default=""
+            )
             if not newest:
                 return Versioned(0, None)
             try:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mxdist.errors import SpecError
-from mxdist.spec import JobState, Split, TrainingJob, Tracking, job_schema, parse_job
+from mxdist.spec import JobState, Split, Tracking, TrainingJob, job_schema, parse_job
 
 DATASET = {"manifest_uri": "s3://data/mnist/manifests/1.json", "version": "ab" * 32}
 
@@ -58,12 +58,16 @@ def test_every_wrong_field_is_named_at_once() -> None:
         pytest.param(job(batchsize=64), "batchsize", "did you mean 'batch_size'", id="nearest-known-key"),
         pytest.param(job(optimizer={"learning_rat": 1}), "optimizer.learning_rat", "'learning_rate'", id="nested-key"),
         pytest.param(job(tracking={"zzz": 1}), "tracking.zzz", "known are", id="nothing-near"),
-        pytest.param(job(parallelism={"world_size": 0}), "parallelism.world_size", "greater than or equal to 1", id="zero-ranks"),
+        pytest.param(
+            job(parallelism={"world_size": 0}), "parallelism.world_size", "greater than or equal to 1", id="zero-ranks"
+        ),
         pytest.param(job(parallelism={"strategy": "pipeline"}), "parallelism.strategy", "not yet", id="not-yet"),
         pytest.param(job(cluster={"kind": "slurm"}), "cluster.kind", "not yet", id="cluster-not-yet"),
         pytest.param(job(batch_size=3, parallelism={"world_size": 2}), "batch_size", "use 2 or 4", id="indivisible"),
         pytest.param(job(batch_size=1, parallelism={"world_size": 2}), "batch_size", "use 2", id="fewer-than-ranks"),
-        pytest.param(job(cluster={"slots": 1}, parallelism={"world_size": 2}), "parallelism", "cluster.slots 1", id="slots"),
+        pytest.param(
+            job(cluster={"slots": 1}, parallelism={"world_size": 2}), "parallelism", "cluster.slots 1", id="slots"
+        ),
         pytest.param({"name": "a", "model": {"name": "lenet"}}, "dataset", "required", id="no-dataset"),
         pytest.param({"name": "a"}, "script", "either model or script", id="no-work"),
         pytest.param(job(script={"path": "x.py"}), "script", "either model or script", id="two-kinds-of-work"),
@@ -74,7 +78,13 @@ def test_every_wrong_field_is_named_at_once() -> None:
         pytest.param(job(optimizer={"learning_rate": "nan"}), "optimizer.learning_rate", "finite", id="nan"),
         pytest.param("a string", "", "must be a mapping", id="not-a-mapping"),
         pytest.param(
-            {"kind": "evaluation", "name": "e", "models": {"challenger": "s3://m"}, "dataset": DATASET, "parallelism": {"world_size": 2}},
+            {
+                "kind": "evaluation",
+                "name": "e",
+                "models": {"challenger": "s3://m"},
+                "dataset": DATASET,
+                "parallelism": {"world_size": 2},
+            },
             "parallelism",
             "one process",
             id="evaluation-on-two-ranks",
@@ -95,7 +105,12 @@ def test_a_password_is_not_repeated_in_the_error() -> None:
 
 def test_text_from_a_form_is_cast() -> None:
     parsed = TrainingJob.parse(
-        job(epochs="3", optimizer={"learning_rate": "0.1", "clip_norm": ""}, limits={"deadline_s": "None"}, shuffle="false")
+        job(
+            epochs="3",
+            optimizer={"learning_rate": "0.1", "clip_norm": ""},
+            limits={"deadline_s": "None"},
+            shuffle="false",
+        )
     )
     assert (parsed.epochs, parsed.optimizer.learning_rate) == (3, 0.1)
     assert parsed.optimizer.clip_norm is None
@@ -110,8 +125,7 @@ def test_a_spec_survives_json() -> None:
 
 def test_digest_is_that_of_the_canonical_json_in_any_process() -> None:
     code = (
-        "import sys, json; from mxdist.spec import parse_job; "
-        "print(parse_job(json.loads(sys.stdin.read())).digest())"
+        "import sys, json; from mxdist.spec import parse_job; print(parse_job(json.loads(sys.stdin.read())).digest())"
     )
     backwards = dict(reversed(list(job(epochs=3).items())))
     digests = {
@@ -154,7 +168,11 @@ def test_schema_names_every_field_with_a_description() -> None:
     schema = job_schema()
     for name, definition in schema["$defs"].items():  # type: ignore[attr-defined]
         if "properties" in definition and name in {"Optimizer", "Limits", "Tracking", "Cluster", "Parallelism"}:
-            undescribed = [key for key, value in definition["properties"].items() if "description" not in value and "$ref" not in value]
+            undescribed = [
+                key
+                for key, value in definition["properties"].items()
+                if "description" not in value and "$ref" not in value
+            ]
             assert undescribed in ([], ["schedule"])
 
 

@@ -19,7 +19,9 @@ def open_again(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], S
     seaweed = request.getfixturevalue("seaweed")
     bucket = seaweed.make_bucket()
     uri = f"s3://{bucket}/runs-{uuid.uuid4().hex[:8]}"
-    return lambda: open_store(uri, endpoint_url=seaweed.endpoint_url, credentials=Credentials.from_environment(seaweed.credentials))
+    return lambda: open_store(
+        uri, endpoint_url=seaweed.endpoint_url, credentials=Credentials.from_environment(seaweed.credentials)
+    )
 
 
 @pytest.fixture

@@ -22,7 +22,11 @@ def test_a_wrong_secret_is_said_and_not_retried(seaweed: Any) -> None:
 
 
 def test_a_missing_bucket_is_named(seaweed: Any) -> None:
-    store = open_store("s3://no-such-bucket/x", endpoint_url=seaweed.endpoint_url, credentials=Credentials.from_environment(seaweed.credentials))
+    store = open_store(
+        "s3://no-such-bucket/x",
+        endpoint_url=seaweed.endpoint_url,
+        credentials=Credentials.from_environment(seaweed.credentials),
+    )
     with pytest.raises(StoreError, match="no-such-bucket"):
         list(store.list())
 
