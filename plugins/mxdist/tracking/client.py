@@ -55,9 +55,9 @@ class Login:
 
 
 @contextmanager
-def bounded(timeout_s: int = CALL_TIMEOUT_S, login: Login | None = None) -> Iterator[None]:
+def bounded(timeout_s: int | None = None, login: Login | None = None) -> Iterator[None]:
     """Run MLflow code with these bounds and this login; one thread at a time, since both live in the environment."""
-    wanted: dict[str, str | None] = {**_FIXED, "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s)}
+    wanted: dict[str, str | None] = {**_FIXED, "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s or CALL_TIMEOUT_S)}
     wanted |= login.environment() if login else {}
     with _LOCK:
         before = {name: os.environ.get(name) for name in wanted}
@@ -100,10 +100,10 @@ class Client:
         self._login = login
         self._client: Any = None
 
-    def call(self, function: str, *args: Any, timeout_s: int = CALL_TIMEOUT_S, **kwargs: Any) -> Any:
+    def call(self, function: str, *args: Any, timeout_s: int | None = None, **kwargs: Any) -> Any:
         """Return what ``MlflowClient.<function>`` returns.
 
-        :param timeout_s: of each HTTP request; none is repeated here.
+        :param timeout_s: of each HTTP request, by default 10 s; none is repeated here.
         :raises TrackingError: the server could not be reached (``retryable``), or refused.
         """
         with bounded(timeout_s, self._login):
@@ -129,6 +129,13 @@ class Client:
 def code_of(error: BaseException) -> str:
     """Return MLflow's own code (``INVALID_PARAMETER_VALUE``) of an error that ``Client`` raised, or ''."""
     return str(getattr(error.__cause__, "error_code", "") or "")
+
+
+def refused_for_good(error: TrackingError) -> bool:
+    """Return whether the same request will never be taken: it cannot be written down, or the server calls it wrong."""
+    cause = error.__cause__
+    unwritable = isinstance(cause, ValueError | TypeError) and not isinstance(cause, OSError)
+    return unwritable or code_of(error) in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
 
 
 def entities(kind: str, rows: Iterator[Mapping[str, Any]] | list[dict[str, Any]]) -> list[Any]:

@@ -15,7 +15,7 @@ from mxdist.errors import MxdistError, NotFound, TrackingError
 from mxdist.spec import EvaluationJob, JobState, TrainingJob
 from mxdist.store import Attempt, Cause
 from mxdist.tracking import models, runs
-from mxdist.tracking.client import Client, code_of, entities
+from mxdist.tracking.client import Client, entities, refused_for_good
 from mxdist.tracking.journal import Record
 from mxdist.tracking.params import job_params, public
 from mxdist.tracking.points import Point, chain
@@ -25,7 +25,6 @@ log = logging.getLogger(__name__)
 BATCH = 1000
 _PARAMS_AT_ONCE = 100
 _DESCRIBE_AGAIN_S = 60.0
-_REJECTED = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
 
 
 @dataclass(frozen=True)
@@ -120,12 +119,12 @@ class Delivery:
         run = runs.find_or_create_run(self._client, self._attempt, self._job)
         sent = self._sent_before(run.run_id)
         self.progress.run_id, self.progress.run_url, self.progress.sent = run.run_id, run.url, sent
-        self.run = run
         if not run.deleted:
             if working:
                 runs.reopen(self._client, run, self._attempt)
             self._log_params(run)
         self.save()
+        self.run = run
 
     @property
     def gone(self) -> bool:
@@ -237,7 +236,7 @@ class Delivery:
             try:
                 self._client.call("log_batch", run_id, metrics=entities("Metric", batch))
             except TrackingError as error:
-                if code_of(error) not in _REJECTED:
+                if not refused_for_good(error):
                     raise
                 self._send_halves(run_id, batch, error)
 

@@ -126,7 +126,6 @@ class _Sender(Loop):
         self._copier = copier
         self._path = path
         self._ending: Ending | None = None
-        self._ended = False
         self._fenced = False
         self._pending: tuple[int, list[Record]] | None = None
         self._points: list[Point] = []
@@ -152,7 +151,7 @@ class _Sender(Loop):
         self._delivery.try_describe()
         if self._ending is not None:
             self._delivery.finish(self._ending)
-            self._ended = self.over = True
+            self.over = True
 
     def drained(self, goal: int, give_up: float) -> bool:
         """Wait until record ``goal`` is sent, or will never be; return whether nothing is missing."""
@@ -160,16 +159,15 @@ class _Sender(Loop):
 
     def finish(self, drained: bool, ending: Ending, give_up: float) -> TrackingOutcome:
         """Close the run in this thread's own time, as far as ``give_up`` allows."""
+        if drained:
+            self._ending = ending
+            self.wait(lambda: self.over, give_up)
         if self._fenced:
             return self.progress.outcome(complete=False, message="a newer attempt has taken over")
         if self.over:
             return self.progress.outcome()
-        if not drained:
-            return self.progress.outcome(complete=False, message="MLflow did not take all metrics in time")
-        self._ending = ending
-        if self.wait(lambda: self._ended, give_up):
-            return self.progress.outcome()
-        return self.progress.outcome(complete=False, message="MLflow did not take the run's end in time")
+        what = "the run's end" if drained else "all metrics"
+        return self.progress.outcome(complete=False, message=f"MLflow did not take {what} in time")
 
     def _check_fence(self) -> None:
         try:

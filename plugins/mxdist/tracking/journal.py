@@ -159,7 +159,7 @@ def _line(record: Record) -> bytes:
 def _parse(line: bytes) -> Record | None:
     try:
         return Record.load(json.loads(line))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
