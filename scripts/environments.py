@@ -7,7 +7,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from envs.environments import ensure, lock
+from envs.environments import Layout, ensure, lock
+from locking import locked
+from stack.local import stop
 from steps import StepFailed, Steps
 
 REPOSITORY = Path(__file__).parents[1]
@@ -19,7 +21,9 @@ def main() -> int:
         if "--lock" in sys.argv:
             lock(REPOSITORY)
         else:
-            ensure(REPOSITORY, dev="--dev" in sys.argv, steps=Steps())
+            home = Layout(REPOSITORY).home
+            with locked(home):
+                ensure(REPOSITORY, dev="--dev" in sys.argv, steps=Steps(), before_rebuild=lambda: stop(home / "state"))
     except StepFailed as error:
         print(error, file=sys.stderr)
         return 1

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from envs import horovod, host
 from steps import StepFailed, Steps, run
 
 UV_VERSION = "0.13.9"
-_STAMP = "mxdist-requirements.sha256"
+_STAMP, _TOOLS_STAMP = "mxdist-requirements.sha256", "mxdist-tools.sha256"
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,16 @@ class Layout:
 
 @dataclass(frozen=True)
 class Environment:
-    """One environment and the pinned files it is made from."""
+    """One environment, and the pinned files it is made from.
+
+    :param requirements: what it is for. A change makes it anew, from nothing.
+    :param tools: what the tests need beside that; added when asked for, without disturbing what runs there.
+    :param extra: whatever else decides how it must be made.
+    """
 
     path: Path
-    requirements: tuple[Path, ...]
+    requirements: Path
+    tools: Path
     extra: str = ""
 
     @property
@@ -62,61 +69,70 @@ class Environment:
         """Its interpreter."""
         return self.path / "bin/python"
 
-    def digest(self) -> str:
-        """Return what it must be made from. A venv cannot be moved, so its place counts."""
-        parts = [str(self.path).encode(), self.extra.encode(), *(file.read_bytes() for file in self.requirements)]
-        return hashlib.sha256(b"\0".join(parts)).hexdigest()
-
     def ready(self) -> bool:
         """Return whether it is complete and up to date."""
+        return self.python.exists() and self._stamp(_STAMP) == self._digest(self.requirements)
+
+    def has_tools(self) -> bool:
+        """Return whether the tests' tools are there and up to date."""
+        return self.ready() and self._stamp(_TOOLS_STAMP) == self._digest(self.tools)
+
+    def make(self, uv: str, base_python: str, log: Path, *more: str) -> None:
+        """Make it from nothing; ``more`` are further things to install."""
+        run([uv, "venv", "-q", "--clear", "--python", base_python, str(self.path)], log=log)
+        self._install(uv, log, "-r", str(self.requirements), *more)
+
+    def finish(self) -> None:
+        """Note that it is complete."""
+        (self.path / _STAMP).write_text(self._digest(self.requirements))
+
+    def add_tools(self, uv: str, log: Path) -> None:
+        """Add the tests' tools."""
+        self._install(uv, log, "-r", str(self.tools), "-c", str(self.requirements))
+        (self.path / _TOOLS_STAMP).write_text(self._digest(self.tools))
+
+    def install_package(self, uv: str, log: Path, repository: Path) -> None:
+        """Install mxdist itself, so that edits take effect at once."""
+        self._install(uv, log, "--no-deps", "--no-build-isolation", "-e", str(repository))
+
+    def _install(self, uv: str, log: Path, *what: str) -> None:
+        run([uv, "pip", "install", "-q", "--python", str(self.python), *what], log=log)
+
+    def _digest(self, file: Path) -> str:
+        parts = [str(self.path).encode(), self.extra.encode(), file.read_bytes()]  # a venv cannot be moved
+        return hashlib.sha256(b"\0".join(parts)).hexdigest()
+
+    def _stamp(self, name: str) -> str:
         try:
-            return self.python.exists() and (self.path / _STAMP).read_text() == self.digest()
+            return (self.path / name).read_text()
         except OSError:
-            return False
-
-    def make(self, uv: str, base_python: str, layout: Layout, wheel: Path | None, editable: bool) -> None:
-        """Make it from nothing."""
-        run([uv, "venv", "-q", "--clear", "--python", base_python, str(self.path)], log=layout.log)
-        install = [uv, "pip", "install", "-q", "--python", str(self.python)]
-        files = [item for file in self.requirements for item in ("-r", str(file))]
-        run([*install, *files, *([str(wheel)] if wheel else [])], log=layout.log)
-        if editable:
-            package = ["--no-deps", "--no-build-isolation", "-e", str(layout.repository)]
-            run([*install, *package], log=layout.log)
-        (self.path / _STAMP).write_text(self.digest())
+            return ""
 
 
-def control_environment(layout: Layout, *, dev: bool) -> Environment:
+def control_environment(layout: Layout) -> Environment:
     """Return the control environment as the checkout wants it."""
-    names = ["requirements.txt", *(["requirements-dev.txt"] if dev else [])]
-    files = [layout.repository / name for name in [*names, "pyproject.toml"]]
-    return Environment(layout.control, tuple(files[:-1]), hashlib.sha256(files[-1].read_bytes()).hexdigest())
+    top = layout.repository
+    # Entry points are read when the package is installed; the settings of the tools below do not matter.
+    project = (top / "pyproject.toml").read_text().partition("\n[tool.ruff]")[0]
+    return Environment(layout.control, top / "requirements.txt", top / "requirements-dev.txt", project)
 
 
-def node_environment(layout: Layout, *, dev: bool) -> Environment:
+def node_environment(layout: Layout) -> Environment:
     """Return the node environment as the checkout wants it."""
-    names = ["requirements-node.txt", *(["requirements-node-dev.txt"] if dev else [])]
-    files = tuple(layout.repository / name for name in names)
-    return Environment(layout.node, files, horovod.cache_key(files[0]))
+    top = layout.repository
+    requirements = top / "requirements-node.txt"
+    return Environment(layout.node, requirements, top / "requirements-node-dev.txt", horovod.cache_key(requirements))
 
 
-def _needed(layout: Layout, dev: bool) -> tuple[Environment, Environment]:
-    """Return both environments; one that has the tests' tools as well also serves those who do not need them."""
-    chosen = []
-    for make in (control_environment, node_environment):
-        full = make(layout, dev=True)
-        chosen.append(full if dev or full.ready() else make(layout, dev=False))
-    return chosen[0], chosen[1]
-
-
-def ensure(repository: Path, *, dev: bool, steps: Steps) -> None:
+def ensure(repository: Path, *, dev: bool, steps: Steps, before_rebuild: Callable[[], None]) -> None:
     """Make what is not there or not up to date.
 
+    :param before_rebuild: called before an environment is replaced that processes may still run in.
     :raises StepFailed: something is missing on this machine, or a step failed.
     """
     layout = Layout(repository)
-    control, node = _needed(layout, dev)
-    if control.ready() and node.ready():
+    control, node = control_environment(layout), node_environment(layout)
+    if all(item.has_tools() if dev else item.ready() for item in (control, node)):
         return
     layout.home.mkdir(exist_ok=True)
     wheel = horovod.cached_wheel(repository / "requirements-node.txt")
@@ -128,22 +144,34 @@ def ensure(repository: Path, *, dev: bool, steps: Steps) -> None:
     if uv is None:
         with steps.step("Bring uv"):
             uv = _bring_uv(layout)
+    if not (control.ready() and node.ready()):
+        before_rebuild()
+    _make_both(control, node, uv, layout, wheel, steps)
+    for item in (control, node):
+        if dev and not item.has_tools():
+            with steps.step(f"Tools for tests in {item.path.name}"):
+                item.add_tools(uv, layout.log)
+
+
+def _make_both(
+    control: Environment, node: Environment, uv: str, layout: Layout, wheel: Path | None, steps: Steps
+) -> None:
     python = host.find_python() or "3.11"  # else uv brings one
     if not control.ready():
         with steps.step("Control environment (Airflow, MLflow)"):
-            control.make(uv, python, layout, None, editable=True)
-    if not node.ready():
-        _make_node(node, uv, python, layout, wheel, steps)
-
-
-def _make_node(node: Environment, uv: str, python: str, layout: Layout, wheel: Path | None, steps: Steps) -> None:
+            control.make(uv, python, layout.log)
+            control.install_package(uv, layout.log, layout.repository)
+            control.finish()
+    if node.ready():
+        return
     if wheel is None:
         with steps.step("Build Horovod (once per machine)", lambda: horovod.build_progress(layout.log)):
             wheel = horovod.build_wheel(uv, python, layout.repository, layout.log)
     with steps.step("Node environment (MXNet, Horovod)"):
-        node.make(uv, python, layout, wheel, editable=False)
+        node.make(uv, python, layout.log, str(wheel))
         check = "import horovod.mxnet as hvd; assert hvd.gloo_built()"
         run([str(node.python), "-c", check], log=layout.log)
+        node.finish()
 
 
 def _bring_uv(layout: Layout) -> str:

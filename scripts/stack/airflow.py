@@ -121,8 +121,7 @@ class Airflow:
         (self.folder / "plugins").mkdir(parents=True, exist_ok=True)
         write_private(self.folder / "passwords.json", json.dumps({"admin": self.settings.secrets.password}))
         stamp = self.folder / "migrated"
-        program = Path(self.settings.program)
-        version = str(program) + str(program.stat().st_mtime_ns)  # made anew with the environment
+        version = _installed_version(Path(self.settings.program))
         if stamp.exists() and stamp.read_text() == version:
             return
         log = self.folder / "migrate.log"
@@ -192,6 +191,12 @@ class Airflow:
         for name, connection in self.settings.connections.items():
             environment[f"AIRFLOW_CONN_{name.upper()}"] = json.dumps(connection)
         return {**environment, **self.settings.options}
+
+
+def _installed_version(program: Path) -> str:
+    """Return Airflow's version without the seconds that importing it takes."""
+    found = program.parent.parent.glob("lib/python*/site-packages/apache_airflow_core-*.dist-info")
+    return next((path.name for path in found), "unknown")
 
 
 def write_private(path: Path, text: str) -> None:

@@ -95,21 +95,25 @@ def family(leaders: Sequence[Process]) -> list[Process]:
 
 def of_jobs(workdir: Path) -> list[Process]:
     """Return every process of a training job whose scratch folder lies under ``workdir``."""
-    needle = f"{workdir}/".encode()
-    return [
-        Process(item.pid, item.start_time)
-        for item in _all()
-        if item.pid != os.getpid() and any(_is_job(value, needle) for value in _environment(item.pid))
-    ]
+    return [Process(item.pid, item.start_time) for item in _all() if _is_job(item.pid, f"{workdir}/".encode())]
 
 
-def _is_job(value: bytes, needle: bytes) -> bool:
-    return value.startswith(b"MXDIST_ATTEMPT_DIR=") and value.partition(b"=")[2].startswith(needle)
+def supervisors(workdir: Path) -> list[Process]:
+    """Return the supervisors among them: who is asked to stop writes a checkpoint first."""
+    return [item for item in of_jobs(workdir) if b"mxdist.runtime.supervisor" in _words(item.pid, "cmdline")]
 
 
-def _environment(pid: int) -> list[bytes]:
+def _is_job(pid: int, workdir: bytes) -> bool:
+    environment = _words(pid, "environ")
+    if pid == os.getpid() or not any(word.startswith(b"MXDIST_TOKEN=") for word in environment):
+        return False
+    values = [word.partition(b"=")[2] for word in environment] + _words(pid, "cmdline")
+    return any(value.startswith(workdir) for value in values)
+
+
+def _words(pid: int, what: str) -> list[bytes]:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/{what}").read_bytes().split(b"\0")
     except OSError:
         return []
 
@@ -124,13 +128,14 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, *, poll_s: float
     return True
 
 
-def end(victims: Callable[[], list[Process]], *, grace_s: float) -> None:
+def end(victims: Callable[[], list[Process]], *, grace_s: float, asked: Sequence[Process] = ()) -> None:
     """End whatever ``victims`` returns: TERM, wait, KILL, and verify; without a grace time KILL at once.
 
+    :param asked: who gets the TERM; default: all. A leader that ends its own children does it in better order.
     :raises ServiceError: some are alive after all that.
     """
     if grace_s > 0:
-        for victim in victims():
+        for victim in asked or victims():
             victim.send(signal.SIGTERM)
         wait_until(lambda: not victims(), grace_s)
     for _ in range(50):  # a fork may slip through between two looks

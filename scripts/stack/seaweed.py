@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,12 @@ class Seaweed(Service):
 
     def cleanup(self) -> None:
         super().cleanup()
-        for name in _SOCKETS:  # a killed server leaves them in /tmp, where it insists on having them
-            option = name.replace("-grpc", ".port.grpc") if name.endswith("grpc") else f"{name}.port"
-            Path(f"/tmp/seaweedfs-{name}-{self.ports[option]}.sock").unlink(missing_ok=True)  # noqa: S108
+        remove_sockets(self.ports)
+
+
+def remove_sockets(ports: Mapping[str, int]) -> None:
+    """Remove what a killed server leaves in /tmp, where it insists on having its sockets."""
+    for name in _SOCKETS:
+        option = name.replace("-grpc", ".port.grpc") if name.endswith("grpc") else f"{name}.port"
+        if option in ports:
+            Path(f"/tmp/seaweedfs-{name}-{ports[option]}.sock").unlink(missing_ok=True)  # noqa: S108

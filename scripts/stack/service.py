@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import subprocess
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stack.processes import PidFile, Process, ServiceError, end, family, spawn, tail
@@ -30,6 +32,7 @@ class Service(ABC):
         self.environment = environment
         self.log = folder / f"{self.name}.log"
         self.pid_file = PidFile(folder / f"{self.name}.pid")
+        self._mark = folder / f"{self.name}.settings"
         self._child: subprocess.Popen[bytes] | None = None
 
     @abstractmethod
@@ -54,12 +57,23 @@ class Service(ABC):
         self._reap()
         return self.process() is not None
 
+    def settings(self) -> str:
+        """Return a digest of command and environment."""
+        return hashlib.sha256(json.dumps([*self.command(), self.environment], sort_keys=True).encode()).hexdigest()
+
+    def current(self) -> bool:
+        """Return whether it runs with these very settings."""
+        return self.alive() and self._mark.exists() and self._mark.read_text() == self.settings()
+
     def spawn(self) -> None:
-        """Start the process, unless it runs already."""
-        if self.alive():
+        """Start the process, unless it runs already with these settings."""
+        if self.current():
             return
+        if self.alive():
+            self.stop()
         self.kill()  # what a dead one left in its session
         self.prepare()
+        self._mark.write_text(self.settings())
         self._child = spawn(
             self.command(), environment=self.environment, log=self.log, folder=self.folder, pid_file=self.pid_file
         )
@@ -100,7 +114,8 @@ class Service(ABC):
         if self._child is not None and leader is None:  # killed before it could note itself
             self._child.kill()
         if leader is not None:
-            end(lambda: self._family(leader), grace_s=grace_s)
+            asked = [leader] if leader.alive() else []
+            end(lambda: self._family(leader), grace_s=grace_s, asked=asked)
         if self._child is not None:
             self._child.wait(timeout=10)
         self.cleanup()
@@ -130,17 +145,16 @@ def start_all(services: Sequence[Service]) -> None:
 
 
 def stop_all(services: Sequence[Service]) -> None:
-    """Stop services, the last first; all are tried before the first error is raised."""
-    errors = []
-    for service in reversed(services):
+    """Stop services side by side; all are tried before the errors are raised."""
+    errors: list[str] = []
+
+    def stop(service: Service) -> None:
         try:
             service.stop()
         except ServiceError as error:
-            errors.append(str(error))
+            errors.append(f"{service.name}: {error}")
+
+    with ThreadPoolExecutor(max_workers=len(services)) as pool:
+        list(pool.map(stop, services))
     if errors:
         raise ServiceError("\n".join(errors))
-
-
-def installed(binary: str) -> str:
-    """Return a program of the environment this Python belongs to."""
-    return str(Path(sys.executable).with_name(binary))

@@ -1,0 +1,1 @@
+"""Follow one DAG run from outside: what Airflow's API and the run store say, as a live view and a last table."""

@@ -1,0 +1,164 @@
+"""Start the services, start the DAG run, follow it, and say how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from follow.progress import ENDED, Follower, Snapshot
+from follow.summary import rows, table
+from follow.view import choose
+from locking import locked
+from mxdist.errors import MxdistError
+from mxdist.store import Credentials, open_store
+from mxdist.tracking.client import Login
+from mxdist.tracking.links import model_url
+from mxdist.tracking.runs import find_parent
+from stack.airflow_api import ApiError
+from stack.local import LocalStack
+from stack.processes import ServiceError, tail
+from stack.service import start_all
+from steps import StepFailed, Steps
+
+DAG = "mnist_retrain"
+_PARSE_TIMEOUT_S = 180
+_SILENCE_S = 60  # how long Airflow may not answer before that is the end
+_POLL_S = 1.0
+
+
+class DemoFailed(Exception):
+    """The demo cannot go on; the text says why."""
+
+
+def demo(repository: Path, home: Path, steps: Steps) -> int:
+    """Run the demo and return its exit code."""
+    stack: LocalStack | None = None
+    try:
+        with locked(home):
+            stack = LocalStack(repository, home)
+            start(stack, steps)
+        return retrain(stack, steps)
+    except (DemoFailed, ServiceError, StepFailed, MxdistError, ApiError) as error:
+        print(f"\nThe demo failed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nInterrupted. Services and run go on; `make demo` starts another run, `make stop` ends everything.")
+        if stack is not None:
+            print(f"  {stack.airflow.url}")
+        return 130
+
+
+def start(stack: LocalStack, steps: Steps) -> None:
+    """Start what does not run yet."""
+    print("Services", flush=True)
+    if all(service.current() for service in stack.services):
+        print("  still running", flush=True)
+        return
+    with steps.step("S3 (SeaweedFS)"):
+        stack.seaweed.start()
+    stack.mlflow.spawn()  # gets ready while Airflow makes its database
+    with steps.step("Airflow's database"):
+        stack.airflow.prepare()
+    with steps.step("MLflow and Airflow", lambda: _waiting(stack)):
+        start_all([stack.mlflow, *stack.airflow.services])
+
+
+def _waiting(stack: LocalStack) -> str:
+    dead = [service.name for service in stack.dead()]
+    return f"({', '.join(dead)} not running)" if dead else ""
+
+
+def retrain(stack: LocalStack, steps: Steps) -> int:
+    """Run the DAG once and return the exit code."""
+    api, begin = stack.airflow.api, time.monotonic()
+    _await_dag(stack)
+    api.patch(f"dags/{DAG}", {"is_paused": False})
+    run_id = api.trigger(DAG, json.loads(os.environ.get("MXDIST_DEMO_CONF") or "{}"))
+    run_page = f"{stack.airflow.url}/dags/{DAG}/runs/{run_id}"
+    print(f"DAG run {run_id}\n  {run_page}", flush=True)
+    runs = open_store(
+        stack.runs_uri,
+        endpoint_url=stack.seaweed.endpoint_url,
+        credentials=Credentials(stack.passwords.s3_access_key, stack.passwords.s3_secret_key),
+    )
+    follower = Follower(api, runs, DAG, run_id)
+    last = _follow(stack, follower)
+    steps.durations.append((f"DAG {DAG}", time.monotonic() - begin))
+    return _report(stack, follower, last, steps, run_page)
+
+
+def _await_dag(stack: LocalStack) -> None:
+    """Wait until the DAG processor has read the DAG file."""
+    give_up = time.monotonic() + _PARSE_TIMEOUT_S
+    while True:
+        try:
+            stack.airflow.api.get(f"dags/{DAG}")
+            return
+        except ApiError as error:
+            if error.status != 404:
+                raise
+        errors = stack.airflow.api.get("importErrors")["import_errors"]
+        if errors and time.monotonic() > give_up - _PARSE_TIMEOUT_S + 10:
+            raise DemoFailed(f"Airflow cannot read a DAG file:\n{errors[0]['stack_trace']}")
+        if time.monotonic() > give_up:
+            log = stack.airflow["dag-processor"].log
+            raise DemoFailed(f"Airflow has not read dags/{DAG}.py in time; the end of {log}:\n{tail(log)}")
+        time.sleep(_POLL_S)
+
+
+def _follow(stack: LocalStack, follower: Follower) -> Snapshot:
+    view, heard = choose(), time.monotonic()
+    try:
+        while True:
+            try:
+                snapshot, heard = follower.look(), time.monotonic()
+                view.show(snapshot)
+                if snapshot.state in ENDED:
+                    return snapshot
+            except ApiError as error:
+                if time.monotonic() - heard > _SILENCE_S:
+                    raise DemoFailed(_lost(stack, error)) from error
+            time.sleep(_POLL_S)
+    finally:
+        view.close()
+
+
+def _lost(stack: LocalStack, error: ApiError) -> str:
+    dead = stack.dead()
+    if not dead:
+        return str(error)
+    names = ", ".join(service.name for service in dead)
+    return f"these services ended while the run went on: {names}; the end of {dead[0].log}:\n{tail(dead[0].log)}"
+
+
+def _report(stack: LocalStack, follower: Follower, last: Snapshot, steps: Steps, run_page: str) -> int:
+    results = {stage.task_id: follower.result(stage.task_id) for stage in last.stages if stage.state == "success"}
+    print(f"\n{table(rows(last.stages, results))}\n")
+    print(f"  DAG run           {run_page}")
+    parent = _parent(stack, follower)
+    if parent:
+        print(f"  MLflow run        {parent}")
+    name = next((r["registered_model"] for r in results.values() if r and r.get("registered_model")), None)
+    if name:
+        print(f"  Registered model  {model_url(stack.mlflow.url, name)}")
+    print(f"  Logins            {stack.passwords_file}\n\nWhere the time went\n{steps.table()}")
+    print("\nThe services go on, for the next `make demo`; `make stop` ends them.")
+    failed = [stage for stage in last.stages if stage.state == "failed"]
+    for stage in failed:
+        print(f"\nStage {stage.task_id} failed: {follower.reason(stage)}", file=sys.stderr)
+    if last.state != "success":
+        print(f"The run ended as {last.state!r}.", file=sys.stderr)
+    return 0 if last.state == "success" else 1
+
+
+def _parent(stack: LocalStack, follower: Follower) -> str | None:
+    login = Login(stack.passwords.mlflow_user, stack.passwords.mlflow_password)
+    try:
+        found = find_parent(stack.mlflow.url, f"{follower.dag_id}/{follower.run_id}", login=login)
+    except MxdistError as error:
+        print(f"  MLflow run        not found: {error}")
+        return None
+    return found.url if found else None

@@ -1,0 +1,120 @@
+"""Show a DAG run while it goes on: redrawn in a terminal, as plain lines elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+from follow.progress import Snapshot, Stage
+from mxdist.store import State
+from steps import duration_text
+
+_BAR = 20
+_MARKS = {"success": "+", "failed": "x", "upstream_failed": "x", "running": ">", "deferred": ">", "up_for_retry": "~"}
+_WORDS = {"success": "done", "upstream_failed": "not started", "up_for_retry": "failed, will be tried again"}
+
+
+def metrics_text(metrics: Mapping[str, float], limit: int = 3) -> str:
+    """Return the metrics that tell most: losses, then accuracies, then others."""
+
+    def rank(name: str) -> tuple[int, str]:
+        return (0 if name == "loss" else 1 if "accuracy" in name else 2 if "loss" in name else 3), name
+
+    chosen = sorted(metrics, key=rank)[:limit]
+    return "  ".join(f"{name} {metrics[name]:.4g}" for name in chosen)
+
+
+def job_text(job: State) -> str:
+    """Return how far a job is."""
+    parts = []
+    if job.epochs:
+        parts.append(f"epoch {min(job.epoch + 1, job.epochs)}/{job.epochs}")
+    if job.steps:
+        parts.append(f"step {job.step}/{job.steps}")
+    parts.append(metrics_text(job.metrics))
+    if job.samples_per_s:
+        parts.append(f"{job.samples_per_s:.0f} samples/s")
+    if job.eta_s is not None and job.step < job.steps:
+        parts.append(f"ETA {duration_text(job.eta_s)}")
+    if job.world > 1:
+        parts.append(f"restarted {job.world - 1}x")
+    return "  ".join(part for part in parts if part) or job.state.value.lower()
+
+
+def stage_text(stage: Stage) -> str:
+    """Return one stage in words, without its name."""
+    if stage.job is not None:
+        return job_text(stage.job)
+    if stage.state in {None, "none", "scheduled", "queued"}:
+        return "about to end" if stage.seconds else "waits"
+    return _WORDS.get(str(stage.state), str(stage.state))
+
+
+class View(ABC):
+    """Shows snapshots."""
+
+    def __init__(self) -> None:
+        self.begin = time.monotonic()
+
+    @abstractmethod
+    def show(self, snapshot: Snapshot) -> None:
+        """Show how things stand now."""
+
+    def close(self) -> None:
+        """Leave the terminal in order."""
+        sys.stdout.flush()
+
+
+class Terminal(View):
+    """One line a stage, redrawn in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._drawn = 0
+
+    def show(self, snapshot: Snapshot) -> None:
+        width = shutil.get_terminal_size().columns - 1
+        head = f"  run {snapshot.state}, {duration_text(time.monotonic() - self.begin)}"
+        lines = [head, *(self._line(stage) for stage in snapshot.stages)]
+        up = f"\033[{self._drawn}A" if self._drawn else ""
+        sys.stdout.write(up + "".join(f"\r\033[K{line[:width]}\n" for line in lines))
+        sys.stdout.flush()
+        self._drawn = len(lines)
+
+    def _line(self, stage: Stage) -> str:
+        mark = _MARKS.get(str(stage.state), " ")
+        took = duration_text(stage.seconds) if stage.seconds else ""
+        bar = ""
+        if stage.job is not None and stage.job.steps:
+            filled = min(_BAR, _BAR * stage.job.step // stage.job.steps)
+            bar = f"[{'#' * filled}{'.' * (_BAR - filled)}] "
+        return f"  {mark} {stage.task_id:<12} {took:>12}  {bar}{stage_text(stage)}"
+
+
+class Plain(View):
+    """A line when something changed, but not more than one every few seconds for each stage."""
+
+    every_s = 5.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._said: dict[str, tuple[str, str | None, float]] = {}
+
+    def show(self, snapshot: Snapshot) -> None:
+        for stage in snapshot.stages:
+            text, now = stage_text(stage), time.monotonic()
+            last_text, last_state, last_at = self._said.get(stage.task_id, ("waits", None, 0.0))
+            changed = stage.state != last_state and text != last_text
+            if text == last_text or not (changed or now - last_at > self.every_s):
+                continue
+            self._said[stage.task_id] = (text, stage.state, now)
+            took = f" ({duration_text(stage.seconds)})" if stage.state == "success" else ""
+            print(f"  [{duration_text(now - self.begin):>12}] {stage.task_id:<10} {text}{took}", flush=True)
+
+
+def choose() -> View:
+    """Return the view that fits standard output."""
+    return Terminal() if sys.stdout.isatty() else Plain()
