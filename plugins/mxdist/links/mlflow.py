@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow.sdk import BaseOperatorLink
@@ -27,6 +28,10 @@ class _MlflowLink(BaseOperatorLink):
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return the address, or nothing while it is not known."""
+        if url := getattr(operator, self.key, None):
+            return str(url)
+        if not self._expected(operator):
+            return ""  # asking for an XCom that is not there leaves an error in the task's log
         from airflow.sdk.execution_time.xcom import XCom
 
         return XCom.get_value(ti_key=ti_key, key=self.key) or ""
@@ -35,7 +40,12 @@ class _MlflowLink(BaseOperatorLink):
     def push(cls, context: Context, url: str | None) -> None:
         """Make the address known to the task's page."""
         if url:
+            setattr(context["task"], cls.key, url)
             context["ti"].xcom_push(key=cls.key, value=url)
+
+    @abstractmethod
+    def _expected(self, operator: BaseOperator) -> bool:
+        """Return whether an earlier process may have pushed the address."""
 
 
 class MlflowRunLink(_MlflowLink):
@@ -44,9 +54,15 @@ class MlflowRunLink(_MlflowLink):
     name = "MLflow run"
     key = "mxdist_mlflow_run_url"
 
+    def _expected(self, operator: BaseOperator) -> bool:
+        return bool(getattr(operator, "mlflow_conn_id", None))
+
 
 class MlflowModelLink(_MlflowLink):
     """The registered model, or the version of it that the task made."""
 
     name = "MLflow model"
     key = "mxdist_mlflow_model_url"
+
+    def _expected(self, operator: BaseOperator) -> bool:
+        return bool(getattr(operator, "mlflow_conn_id", None) and getattr(operator, "registered_model", None))

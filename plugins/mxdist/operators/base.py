@@ -167,6 +167,10 @@ class JobOperator(BaseOperator):
             fields["uri"] = MlflowHook(self.mlflow_conn_id).uri
         return fields
 
+    def push_links(self, context: Context, run_url: str | None) -> None:
+        """Show the way to MLflow on the task's page."""
+        MlflowRunLink.push(context, self._shown(run_url))
+
     def _secrets(self, hook: ClusterHook) -> dict[str, str]:
         return {**hook.secrets(), **(MlflowHook(self.mlflow_conn_id).secrets() if self.mlflow_conn_id else {})}
 
@@ -212,7 +216,7 @@ class JobOperator(BaseOperator):
         result = attempt.result()
         if result is None:
             raise LaunchError(f"Job {attempt.claim.job_key}, attempt {attempt.number} has no result yet.")
-        MlflowRunLink.push(context, self._shown(result.mlflow_run_url))
+        self.push_links(context, result.mlflow_run_url)
         if result.state.value != "SUCCEEDED":
             raise error_of(attempt, result)
         return self.hand_over(context, attempt, result)
@@ -221,7 +225,7 @@ class JobOperator(BaseOperator):
         from mxdist.triggers.job import JobTrigger
 
         url = attempt.read_state().mlflow_run_url or self._make_run(attempt)
-        MlflowRunLink.push(context, self._shown(url))
+        self.push_links(context, url)
         trigger = JobTrigger(
             mxdist_conn_id=self.mxdist_conn_id,
             runs_uri=runs_uri,

@@ -166,6 +166,11 @@ class DistributedTrainOperator(JobOperator):
             self.log.warning("MLflow lacks some of this run (`mxdist reconcile` completes it): %s", outcome.message)
         return outcome.run_id, outcome.run_url, outcome.registered_version
 
+    def push_links(self, context: Context, run_url: str | None) -> None:
+        """Show the way to run and model."""
+        super().push_links(context, run_url)
+        self._push_model_link(context, None)
+
     def _push_model_link(self, context: Context, version: str | None) -> None:
         if self.registered_model and self.mlflow_conn_id:
             from mxdist.tracking.links import model_url
