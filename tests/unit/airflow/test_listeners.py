@@ -1,0 +1,153 @@
+"""What is settled when a DAG run ends or a task is marked, and that Airflow never waits for it."""
+
+from __future__ import annotations
+
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mxdist import listeners
+from mxdist.spec import JobState
+from mxdist.store import Attempt
+from stack.mlflow import Mlflow
+from unit.airflow.world import end
+
+RUN = SimpleNamespace(dag_id="a_dag", run_id="a_run")
+TASK = SimpleNamespace(dag_id="a_dag", run_id="a_run", task_id="train", map_index=-1)
+
+
+@pytest.fixture(autouse=True)
+def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "_BACKGROUND", listeners.Background())
+    monkeypatch.setattr(listeners, "_PAUSE_S", 0.01)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, attempt: Attempt, runs_uri: str) -> list[listeners.Note]:
+    """The notes for which Airflow's database was asked; it always answers with the one job."""
+    place = {
+        "mxdist_conn_id": "mxdist_default",
+        "mlflow_conn_id": "mxdist_mlflow",
+        "runs_uri": runs_uri,
+        "job_key": attempt.claim.job_key,
+        "parent": "a_dag/a_run",
+    }
+    notes: list[listeners.Note] = []
+
+    def places_of(note: listeners.Note) -> list[dict[str, Any]]:
+        notes.append(note)
+        return [place]
+
+    monkeypatch.setattr(listeners, "places_of", places_of)
+    monkeypatch.setenv(
+        "AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps({"conn_type": "mxdist_mlflow", "host": "http://127.0.0.1:9"})
+    )
+    return notes
+
+
+def settled() -> None:
+    assert listeners._BACKGROUND.drain(120)
+
+
+@pytest.mark.parametrize(("succeeded", "status"), [(True, "FINISHED"), (False, "FAILED")], ids=["success", "failed"])
+def test_end_of_a_run_closes_its_parent_in_mlflow(
+    asked: list[listeners.Note],
+    mlflow_server: Mlflow,
+    monkeypatch: pytest.MonkeyPatch,
+    attempt: Attempt,
+    succeeded: bool,
+    status: str,
+) -> None:
+    end(attempt)
+    connection = {"conn_type": "mxdist_mlflow", "host": mlflow_server.url}
+    monkeypatch.setenv("AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps(connection))
+    client = MlflowClient(mlflow_server.url)
+    experiment = client.create_experiment(f"listener-{status}-{time.time_ns()}")
+    mine = client.create_run(experiment, tags={"mxdist.parent": "a_dag/a_run"}).info.run_id
+    other = client.create_run(experiment, tags={"mxdist.parent": "a_dag/another_run"}).info.run_id
+    hook = listeners.on_dag_run_success if succeeded else listeners.on_dag_run_failed
+    hook(RUN, "")
+    settled()
+    assert client.get_run(mine).info.status == status
+    assert client.get_run(other).info.status == "RUNNING"
+
+
+def test_end_of_a_run_ends_a_job_that_nobody_waits_for(asked: list[listeners.Note], attempt: Attempt) -> None:
+    listeners.on_dag_run_failed(RUN, "")
+    settled()
+    intent = attempt.cancel_intent()
+    assert intent is not None
+    assert (intent.by, intent.marked_success) == ("airflow", False)
+
+
+def test_end_of_a_run_leaves_a_finished_job_alone(asked: list[listeners.Note], attempt: Attempt) -> None:
+    end(attempt)
+    listeners.on_dag_run_success(RUN, "")
+    settled()
+    assert attempt.cancel_intent() is None
+
+
+@pytest.mark.parametrize("success", [True, False], ids=["marked success", "marked failed"])
+def test_mark_by_hand_ends_the_job(asked: list[listeners.Note], attempt: Attempt, success: bool) -> None:
+    if success:
+        listeners.on_task_instance_success(None, TASK)
+    else:
+        listeners.on_task_instance_failed(None, TASK, "marked")
+    settled()
+    assert asked == [listeners.Note("a_dag", "a_run", success, "train", -1)]
+    intent = attempt.cancel_intent()
+    assert intent is not None
+    assert (intent.by, intent.marked_success) == ("user", success)
+
+
+def test_task_that_ends_by_itself_keeps_its_job(asked: list[listeners.Note], attempt: Attempt) -> None:
+    """A worker that was lost looks like this too, and its next try reconnects."""
+    listeners.on_task_instance_success("running", TASK)
+    listeners.on_task_instance_failed("running", TASK, "worker lost")
+    settled()
+    assert asked == []
+    assert attempt.cancel_intent() is None
+
+
+def test_airflow_never_waits_and_never_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(note: listeners.Note) -> list[dict[str, Any]]:
+        time.sleep(0.2)
+        raise RuntimeError("the database is gone")
+
+    monkeypatch.setattr(listeners, "places_of", broken)
+    before = time.monotonic()
+    for _ in range(5):
+        listeners.on_dag_run_success(RUN, "")
+    assert time.monotonic() - before < 0.2
+    settled()
+
+
+def test_far_too_many_ended_runs_are_dropped_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listeners, "_WAITING_AT_MOST", 3)
+    monkeypatch.setattr(listeners, "_BACKGROUND", listeners.Background())
+    seen: list[listeners.Note] = []
+
+    def slow(note: listeners.Note) -> list[dict[str, Any]]:
+        seen.append(note)
+        time.sleep(0.05)
+        return []
+
+    monkeypatch.setattr(listeners, "places_of", slow)
+    for _ in range(50):
+        listeners.on_dag_run_success(RUN, "")
+    settled()
+    assert 3 <= len(seen) <= 10
+
+
+def test_mlflow_out_of_reach_gives_up_soon(asked: list[listeners.Note], attempt: Attempt) -> None:
+    end(attempt)
+    listeners.on_dag_run_success(RUN, "")
+    assert listeners._BACKGROUND.drain(60)
+    result = attempt.result()
+    assert result is not None
+    assert result.state is JobState.SUCCEEDED
