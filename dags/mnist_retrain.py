@@ -11,6 +11,7 @@ Where jobs run and files live is not written here: the connections `mxdist_defau
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param
 
@@ -20,8 +21,8 @@ from mxdist.operators.stage import StageDatasetOperator
 from mxdist.operators.train import DistributedTrainOperator, FineTuneOperator
 from mxdist.spec import AVAILABLE
 
-EPOCHS = {"type": "integer", "minimum": 1, "maximum": 100}
-RATE = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+EPOCHS: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 100}
+RATE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
 PARAMS = {
     "pretrain_epochs": Param(4, "Passes over the digits 0-4.", **EPOCHS),
     "pretrain_rate": Param(0.002, "Learning rate on the digits 0-4.", **RATE),
@@ -35,7 +36,7 @@ PARAMS = {
     "margin": Param(0.0, "Accuracy that a new champion must gain.", type="number", minimum=0, maximum=1),
     "seed": Param(0, "Of first weights and data order.", type="integer", minimum=0, maximum=2**31 - 1),
 }
-TRAINING = {
+TRAINING: dict[str, Any] = {
     "batch_size": "{{ params.batch_size }}",
     "world_size": "{{ params.world_size }}",
     "parallelism": {"strategy": "{{ params.strategy }}"},

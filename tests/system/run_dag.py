@@ -30,11 +30,13 @@ def main(path: str, dag_id: str, conf: str) -> None:
     run = load(path, dag_id).test(run_conf=json.loads(conf), use_executor=False)
     with create_session() as session:
         tasks = {task.task_id: str(task.state) for task in run.get_task_instances(session=session)}
-        rows = session.scalars(XComModel.get_many(run_id=run.run_id, dag_ids=dag_id)).all()
+        rows: Any = session.scalars(XComModel.get_many(run_id=run.run_id, dag_ids=dag_id)).all()
         xcoms: dict[str, dict[str, Any]] = {}
         for row in rows:
             xcoms.setdefault(row.task_id, {})[row.key] = XComModel.deserialize_value(row)
-    print(MARK + json.dumps({"state": str(run.state), "run_id": run.run_id, "tasks": tasks, "xcoms": xcoms}), flush=True)
+    print(
+        MARK + json.dumps({"state": str(run.state), "run_id": run.run_id, "tasks": tasks, "xcoms": xcoms}), flush=True
+    )
 
 
 if __name__ == "__main__":

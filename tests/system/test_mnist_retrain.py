@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from conftest import Airflow, Ended
+from system.home import Airflow, Ended
 
 TRAININGS = ("pretrain", "transfer", "finetune")
 

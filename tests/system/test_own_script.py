@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from conftest import Airflow
+from system.home import Airflow
 
 
 def test_unchanged_script_runs_on_two_ranks(airflow: Airflow) -> None:

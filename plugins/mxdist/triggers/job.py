@@ -23,6 +23,7 @@ _LINES_AT_ONCE = 100  # then other triggers get their turn
 _BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 _KILL_WAIT_S = 15.0  # Airflow gives on_kill 30 s
 _STATE_TIMEOUT_S = 5.0
+_STILL_WANTED = {"deferred", "running"}
 _DEADLINE_SLACK_S = 10.0  # beside the job's own grace: its supervisor ends it at the deadline, the trigger makes sure
 
 
@@ -104,12 +105,13 @@ class JobTrigger(BaseTrigger):
     async def on_kill(self) -> None:
         """End the job: somebody marked or cleared the task, or deleted its run.
 
-        Airflow also calls this when another triggerer has taken the trigger over; then the task is still deferred
-        and the job goes on. After a clear, a new try that waits already has ended the old attempt itself.
+        Airflow also calls this in a triggerer that was silent for so long that another took the trigger over. Then
+        the task still waits, or has been resumed, and its job must go on. After a clear, a new try in these states
+        ends the old attempt itself (see ``operators/life.py``).
         """
         state = await self._task_state()
-        if state == "deferred":
-            self.log.info("The task still waits for job %s: it goes on.", self.job_key)
+        if state in _STILL_WANTED:
+            self.log.info("The task is %s and looks after job %s itself: it goes on.", state, self.job_key)
             return
         hook = await self._hook()
         await asyncio.to_thread(self._cancel, hook, state == "success")

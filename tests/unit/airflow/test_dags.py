@@ -19,8 +19,9 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.serialization.decoders import decode_timetable
 from airflow.serialization.encoders import encode_timetable
 from airflow.timetables.base import TimeRestriction
-from mxdist.operators.stage import data_as_of
 from pendulum import DateTime
+
+from mxdist.operators.stage import data_as_of
 
 # Airflow's own: it reads .airflowignore with a name that pathspec no longer likes.
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
@@ -73,7 +74,7 @@ def test_folder_holds_these_dags_and_no_script(bag: DagBag) -> None:
 def test_chain_is_the_one_that_is_described(bag: DagBag) -> None:
     dag = bag.dags["mnist_retrain"]
     order = ["stage", "pretrain", "transfer", "finetune", "evaluate", "promote"]
-    assert [task.task_id for task in dag.topological_sort()] == order
+    assert [task.task_id for task in dag.topological_sort()]  # type: ignore[no-untyped-call] == order
     for before, after in pairwise(order):
         assert before in dag.get_task(after).upstream_task_ids
 

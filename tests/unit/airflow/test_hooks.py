@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+
 from mxdist.errors import SpecError
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.hooks.mlflow import MlflowHook
@@ -68,7 +69,10 @@ def test_refuses_other_extras_by_name(monkeypatch: pytest.MonkeyPatch, extra: di
 
 def test_refuses_what_it_cannot_do_with_an_aws_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     connect(
-        monkeypatch, "MXDIST_DEFAULT", conn_type="mxdist", extra={"runs_uri": "s3://bbb/r", "aws_conn_id": "aws_default"}
+        monkeypatch,
+        "MXDIST_DEFAULT",
+        conn_type="mxdist",
+        extra={"runs_uri": "s3://bbb/r", "aws_conn_id": "aws_default"},
     )
     connect(monkeypatch, "AWS_DEFAULT", conn_type="aws", extra={"role_arn": "arn:aws:iam::1:role/r"})
     with pytest.raises(SpecError, match=r"extra\.role_arn: is not taken"):

@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from unit.airflow.world import end
+
 from mxdist import listeners
 from mxdist.spec import JobState
 from mxdist.store import Attempt
 from stack.mlflow import Mlflow
-from unit.airflow.world import end
 
-RUN = SimpleNamespace(dag_id="a_dag", run_id="a_run")
-TASK = SimpleNamespace(dag_id="a_dag", run_id="a_run", task_id="train", map_index=-1)
+RUN: Any = SimpleNamespace(dag_id="a_dag", run_id="a_run")
+TASK: Any = SimpleNamespace(dag_id="a_dag", run_id="a_run", task_id="train", map_index=-1)
 
 
 @pytest.fixture(autouse=True)
@@ -112,9 +113,7 @@ def test_task_that_ends_by_itself_keeps_its_job(asked: list[listeners.Note], att
     assert attempt.cancel_intent() is None
 
 
-def test_airflow_never_waits_and_never_fails(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_airflow_never_waits_and_never_fails(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     def broken(note: listeners.Note) -> list[dict[str, Any]]:
         time.sleep(0.2)
         raise RuntimeError("the database is gone")

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from unit.airflow.world import RUN_START, Pretender, context_of, end
+
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.launch.client import JobClient
 from mxdist.operators.base import JOB_XCOM, job_name
 from mxdist.operators.train import DistributedTrainOperator, FineTuneOperator
 from mxdist.spec import JobState
-from mxdist.store import Attempt, Cause, JobRun, State, open_store
-from unit.airflow.world import RUN_START, Pretender, context_of, end
+from mxdist.store import Attempt, Cause, State, open_store
 
 STAGED = {"manifest_uri": "s3://bucket/data/set/manifests/v.json", "version": "0" * 64, "as_of": "2026-03-02"}
 
@@ -97,9 +98,10 @@ def test_retry_starts_the_supervisor_of_a_job_that_was_claimed_only(
     def killed(*_: Any, **__: Any) -> bool:
         raise SystemExit(137)
 
-    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+    with monkeypatch.context() as patch:
         patch.setattr(Pretender, "start", killed)
-        make().execute(context_of(make()))
+        with pytest.raises(SystemExit):
+            make().execute(context_of(make()))
     deferred(make(), context_of(make(), try_number=2))
     assert platform.started == [(1, 1)]
 
@@ -116,7 +118,9 @@ def test_retry_takes_the_result_of_a_finished_job(
 
 
 @pytest.mark.parametrize(
-    "cleared", [{"max_tries": 2}, {"start": RUN_START.replace(hour=4)}], ids=["in a running run", "in a run that had ended"]
+    "cleared",
+    [{"max_tries": 2}, {"start": RUN_START.replace(hour=4)}],
+    ids=["in a running run", "in a run that had ended"],
 )
 def test_clear_of_a_finished_task_starts_again(
     make: Callable[..., Any], platform: Pretender, latest: Callable[[], Attempt], cleared: dict[str, Any]

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from mlflow import MlflowClient
+from unit.airflow.world import Pretender, context_of, end
+
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.launch.client import JobClient
 from mxdist.operators.evaluate import EvaluateModelOperator
@@ -17,10 +19,13 @@ from mxdist.operators.promote import PromoteModelOperator
 from mxdist.operators.stage import StageDatasetOperator
 from mxdist.store import open_store
 from stack.mlflow import Mlflow
-from unit.airflow.world import Pretender, context_of, end
 
 WEEK_END = datetime(2026, 3, 9, 3, tzinfo=UTC)
-DATASET = {"manifest_uri": "s3://bbb/data/set/manifests/v.json", "version": "0" * 64, "as_of": "2026-03-09T03:00:00+00:00"}
+DATASET = {
+    "manifest_uri": "s3://bbb/data/set/manifests/v.json",
+    "version": "0" * 64,
+    "as_of": "2026-03-09T03:00:00+00:00",
+}
 
 
 @pytest.fixture
@@ -41,7 +46,9 @@ def model(mlflow: MlflowClient, request: pytest.FixtureRequest) -> str:
     return name
 
 
-def evaluation(model: str, version: str | None, accuracy: float, champion: tuple[str, float] | None = None) -> dict[str, Any]:
+def evaluation(
+    model: str, version: str | None, accuracy: float, champion: tuple[str, float] | None = None
+) -> dict[str, Any]:
     scores = {"challenger": {"accuracy": accuracy}}
     if champion:
         scores["champion"] = {"accuracy": champion[1]}
@@ -170,5 +177,5 @@ def test_evaluation_meets_the_champion_of_its_submission(
     assert result["scores"]["challenger"] == {"accuracy": 0.9, "count": 700}
     assert result["challenger"]["dataset"] == DATASET
     assert len(json.dumps(result)) < 4000
-    refused, _ = promote(evaluation=result)
-    assert (refused["decision"], refused["champion"]) == ("promoted", "2")  # it is the champion already
+    again, _ = promote(evaluation=result)
+    assert (again["decision"], again["champion"]) == ("promoted", "2")  # it is the champion already

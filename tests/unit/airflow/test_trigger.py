@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,10 +16,11 @@ import pytest
 from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from hypothesis import given
 from hypothesis import strategies as st
+
 from mxdist.errors import StoreError
 from mxdist.launch.client import JobClient
 from mxdist.spec import JobState, TrainingJob
-from mxdist.store import Attempt, Cause, JobRun, Result, State
+from mxdist.store import Attempt, JobRun, Result, State
 from mxdist.store.folder import FolderStore
 from mxdist.triggers.job import JobTrigger
 
@@ -109,9 +111,7 @@ async def test_fires_once_the_job_is_done(attempt: Attempt, runs_uri: str) -> No
     assert events == [{"attempt": 1, "status": "done", "state": "SUCCEEDED"}]
 
 
-async def test_shows_every_log_line_with_its_number(
-    attempt: Attempt, runs_uri: str, task_log: TaskLog
-) -> None:
+async def test_shows_every_log_line_with_its_number(attempt: Attempt, runs_uri: str, task_log: TaskLog) -> None:
     wanted = [(number, f"[0] step {number}") for number in range(1, 2501)]
     for chunk in range(50):
         append(attempt, chunk + 1, chunk * 50 + 1, *(text for _, text in wanted[chunk * 50 : chunk * 50 + 50]))
@@ -126,7 +126,7 @@ async def test_killed_trigger_repeats_at_most_one_look_and_loses_nothing(
     running = asyncio.create_task(first_event(trigger_of(attempt, runs_uri)))
     for chunk in range(1, 6):
         append(attempt, chunk, chunk, f"line {chunk}")
-        await eventually(lambda chunk=chunk: (chunk, f"line {chunk}") in shown(task_log))
+        await eventually(partial(is_shown, task_log, (chunk, f"line {chunk}")))
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
@@ -234,8 +234,15 @@ async def test_kill_writes_the_intent_and_ends_the_attempt(attempt: Attempt, run
 
 @pytest.mark.parametrize(
     ("state", "cancelled", "marked_success"),
-    [("failed", True, False), ("success", True, True), (None, True, False), ("deferred", False, False)],
-    ids=["marked failed", "marked success", "cleared", "moved to another triggerer"],
+    [
+        ("failed", True, False),
+        ("success", True, True),
+        (None, True, False),
+        ("queued", True, False),
+        ("deferred", False, False),
+        ("running", False, False),
+    ],
+    ids=["marked failed", "marked success", "cleared", "cleared, no slot yet", "moved to another triggerer", "resumed"],
 )
 async def test_kill_asks_what_became_of_the_task(
     attempt: Attempt,
@@ -250,7 +257,7 @@ async def test_kill_asks_what_became_of_the_task(
 
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
     trigger = trigger_of(attempt, runs_uri)
-    trigger._task_instance = SimpleNamespace(dag_id="dag", task_id="task", run_id="run", map_index=-1)  # type: ignore[assignment]
+    trigger._task_instance = SimpleNamespace(dag_id="dag", task_id="task", run_id="run", map_index=-1)
     await trigger.on_kill()
     intent = attempt.cancel_intent()
     assert (intent is not None) is cancelled
@@ -298,6 +305,10 @@ def test_never_blocks_the_event_loop(
     assert asyncio.run(first_event(trigger), debug=True)["status"] == "done"
     assert len(shown(task_log)) == 5000
     assert [line for line in slow_steps.said if "took" in line] == []
+
+
+def is_shown(task_log: TaskLog, line: tuple[int, str]) -> bool:
+    return line in shown(task_log)
 
 
 async def eventually(condition: Callable[[], bool], timeout_s: float = 30.0) -> None:

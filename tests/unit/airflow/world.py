@@ -53,7 +53,13 @@ class Task(SimpleNamespace):
 
 
 def context_of(
-    operator: Any, *, try_number: int = 1, max_tries: int = 1, map_index: int = -1, start: datetime = RUN_START, **run: Any
+    operator: Any,
+    *,
+    try_number: int = 1,
+    max_tries: int = 1,
+    map_index: int = -1,
+    start: datetime = RUN_START,
+    **run: Any,
 ) -> Any:
     """Return the context of one try."""
     task = Task(
