@@ -1,0 +1,112 @@
+"""One rank of a loop that was broken on purpose: ``python mutant.py NAME``.
+
+Names that end in ``+unchecked`` also switch off the comparison of parameters between ranks, to see whether the law's own
+test finds the fault.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from mxdist.runtime import batches, network, rank, step, update
+from mxdist.runtime.parallel import AllReduce, Group
+
+RANK = int(os.environ["HOROVOD_RANK"])
+
+
+def nothing() -> None:
+    """Break nothing: the law must hold, or the harness is at fault."""
+
+
+def no_averaging() -> None:
+    """Never reduce gradients."""
+    AllReduce.sum_ = lambda self, arrays: None
+
+
+def clip_before_reduce() -> None:
+    """Clip each rank's own gradient instead of the mean of all."""
+    reduce_, clip = step.Step._reduce, update.clip
+
+    def reduce_clipped(self: step.Step) -> None:
+        clip(self._update.gradients, self._update._spec.clip_norm)
+        reduce_(self)
+
+    step.Step._reduce = reduce_clipped
+    update.clip = lambda gradients, largest: None
+
+
+def wrong_weight_for_last_batch() -> None:
+    """Divide by the batch size, not by the number of examples that were there."""
+    weight = step.Step._weight
+    step.Step._weight = lambda self, total: weight(self, 8)
+
+
+def data_repeated() -> None:
+    """Give every rank the first rank's share."""
+    share = batches.share
+    batches.share = lambda total, rank, size: share(total, 0, size)
+
+
+def no_broadcast() -> None:
+    """Start each rank from weights of its own seed."""
+    broadcast, reseed = AllReduce.broadcast_, network.reseed
+
+    def only_bytes(self: AllReduce, arrays: Mapping[str, mx.nd.NDArray]) -> None:
+        broadcast(self, {name: array for name, array in arrays.items() if name.startswith("bytes.")})
+
+    AllReduce.broadcast_ = only_bytes
+    network.reseed = lambda seed, rank, step: reseed(seed + RANK, rank, step)
+
+
+def seeds_differ() -> None:
+    """Seed each rank by its number; that alone must not matter, since rank 0's weights are broadcast."""
+    reseed = network.reseed
+    network.reseed = lambda seed, rank, step: reseed(seed + RANK, rank, step)
+
+
+def drift() -> None:
+    """Change one bit on rank 1 in the middle of the first epoch."""
+    make = step.Step.make
+
+    def bend(self: step.Step, batch: Any, number: int) -> Any:
+        trace = make(self, batch, number)
+        if number == 3 and RANK == 1:
+            weight = self._update.weights[0]
+            values = weight.asnumpy()
+            values.reshape(-1)[0] = np.nextafter(values.reshape(-1)[0], np.inf)
+            weight[:] = mx.nd.array(values, dtype=values.dtype)
+        return trace
+
+    step.Step.make = bend
+
+
+def unchecked() -> None:
+    """Believe that all ranks hold the same parameters."""
+    Group.check_equal = lambda self, arrays, where: ""
+
+
+MUTATIONS: dict[str, Callable[[], None]] = {
+    function.__name__: function
+    for function in (
+        nothing,
+        no_averaging,
+        clip_before_reduce,
+        wrong_weight_for_last_batch,
+        data_repeated,
+        no_broadcast,
+        seeds_differ,
+        drift,
+        unchecked,
+    )
+}
+
+if __name__ == "__main__":
+    for name in sys.argv[1].split("+"):
+        MUTATIONS[name]()
+    rank.main()

@@ -1,0 +1,168 @@
+"""The one law: any number of ranks gives the weights of one process with the global batch.
+
+The reference (``reference.py``) is a plain Gluon loop that knows nothing of mxdist. Everything is float64; 20 steps; the
+last batch of each epoch is small, so that one rank has no row, or fewer than the other.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from parallel.worlds import Jobs, images, jobs
+
+from mxdist.store import open_store
+
+REFERENCE = Path(__file__).with_name("reference.py")
+BOUND = 1e-9
+SGD = {
+    "optimizer": "sgd",
+    "arguments": {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3},
+    "learning_rate": 0.1,
+    "warmup_steps": 5,
+    "decay": "cosine",
+    "clip_norm": 1.0,
+}
+ADAM = {
+    "optimizer": "adam",
+    "arguments": {"learning_rate": 0.005, "beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "wd": 1e-3},
+    "learning_rate": 0.005,
+    "warmup_steps": 3,
+    "decay": "step",
+    "step_size": 8,
+    "factor": 0.5,
+    "clip_norm": 1.0,
+}
+CASES = {"sgd": SGD, "adam": ADAM}
+"""Some steps are clipped and some are not, so that neither fault hides behind the other."""
+
+
+@dataclass
+class Law:
+    """One case: its data, the reference's answer, and jobs that should give the same."""
+
+    jobs: Jobs
+    case: dict[str, Any]
+    model_uri: str
+    weights: dict[str, np.ndarray]
+    losses: np.ndarray
+    made: int = 0
+
+    def difference(self, *, ranks: int, mutation: str = "", **fields: Any) -> float:
+        """Train on ``ranks`` ranks; return the largest difference of a weight or a loss to the reference."""
+        self.made += 1
+        attempt = self.jobs.claim(self._job(ranks, fields), f"law-{self.made}")
+        world = self.jobs.start(attempt, mutation=mutation)
+        codes = world.wait()
+        assert set(codes) == {0}, f"{codes}\n{world.log()}"
+        trained = self.jobs.exported(attempt)
+        assert trained.keys() == self.weights.keys()
+        losses = [record.value for record in self.jobs.journal(attempt) if record.key == "loss"]
+        assert len(losses) == len(self.losses) == 20
+        worst = max(float(np.abs(trained[name] - self.weights[name]).max()) for name in trained)
+        return max(worst, float(np.abs(np.array(losses) - self.losses).max()))
+
+    def _job(self, ranks: int, fields: dict[str, Any]) -> Any:
+        case, arguments = self.case, self.case["arguments"]
+        schedule = {key: case[key] for key in ("decay", "warmup_steps", "step_size", "factor") if key in case}
+        optimizer = {key: arguments[key] for key in arguments if key != "wd"}
+        return self.jobs.job(
+            model={"name": "lenet", "params": {"channels": 4, "hidden": 16}},
+            seed=case["seed"],
+            batch_size=case["batch_size"],
+            epochs=case["epochs"],
+            parallelism={"world_size": ranks},
+            init={"model_uri": self.model_uri},
+            optimizer={
+                "name": case["optimizer"],
+                "weight_decay": arguments["wd"],
+                "clip_norm": case["clip_norm"],
+                "schedule": schedule,
+                **optimizer,
+            },
+            **fields,
+        )
+
+
+def make_law(root: Path, optimizer: str, rows: int) -> Law:
+    """Run the reference on ``rows`` examples."""
+    root.mkdir()
+    x, y = images(rows, shape=(1, 16, 16))
+    case = {"seed": 3, "batch_size": 8, "epochs": 2, **CASES[optimizer]}
+    case |= {name: str(root / f"{name}.npz") for name in ("data", "initial", "trained")}
+    np.savez(case["data"], x=x, y=y)
+    (root / "case.json").write_text(json.dumps(case))
+    subprocess.run([sys.executable, "-I", str(REFERENCE), str(root / "case.json")], check=True, timeout=300)
+    with np.load(case["trained"]) as trained:
+        weights = {name: trained[name] for name in trained.files}
+    return Law(jobs(root, {"train": (x, y)}), case, _publish_initial(root, case["initial"]), weights, weights.pop("losses"))
+
+
+def _publish_initial(root: Path, arrays: str) -> str:
+    """Publish the reference's initial weights as a model that a job can start from."""
+    from mxdist.runtime.finetune import label_digest
+    from mxdist.tracking import models
+
+    folder = root / "initial"
+    folder.mkdir()
+    (folder / "params.npz").write_bytes(Path(arrays).read_bytes())
+    (folder / "model.json").write_text(json.dumps({"label_digest": label_digest((0, 1, 2)), "labels": [0, 1, 2]}))
+    store = open_store(str(root / "published"))
+    models.publish(folder, store)
+    return f"{store.uri}/model"
+
+
+@pytest.fixture(scope="module", params=["sgd", "adam"])
+def law(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Law:
+    """73 examples: the last batch of an epoch has one row, so one of two ranks has none."""
+    return make_law(tmp_path_factory.mktemp("law") / request.param, request.param, 73)
+
+
+def test_reference_knows_nothing_of_mxdist() -> None:
+    code = [line for line in REFERENCE.read_text().splitlines() if line.strip().startswith(("import ", "from "))]
+    assert {line.split()[1].partition(".")[0] for line in code} == {"__future__", "json", "math", "mxnet", "numpy", "sys"}
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_give_the_weights_and_losses_of_one_process(law: Law, ranks: int) -> None:
+    assert law.difference(ranks=ranks) < BOUND
+
+
+def test_uneven_last_batch(tmp_path: Path) -> None:
+    assert make_law(tmp_path / "uneven", "sgd", 77).difference(ranks=2) < BOUND  # 5 rows: 2 and 3
+
+
+def test_unbroken_mutant_holds_the_law(law: Law) -> None:
+    assert law.difference(ranks=2, mutation="nothing") < BOUND
+
+
+@pytest.mark.parametrize(
+    "mutation",
+    ["no_averaging", "clip_before_reduce", "wrong_weight_for_last_batch", "data_repeated", "no_broadcast"],
+)
+def test_each_seeded_fault_breaks_the_law(law: Law, mutation: str) -> None:
+    assert law.difference(ranks=2, mutation=f"{mutation}+unchecked") > 1000 * BOUND
+
+
+@pytest.mark.parametrize("mutation", ["no_averaging", "no_broadcast", "drift"])
+def test_ranks_that_differ_end_loudly(tmp_path: Path, mutation: str) -> None:
+    small = jobs(tmp_path, {"train": images(64)})
+    attempt = small.claim(small.job(parallelism={"world_size": 2}), "different")
+    world = small.start(attempt, mutation=mutation)
+    assert world.wait() == [81, 81]
+    assert "the parameters of rank 1 differ from those of rank 0" in world.result()["error"]["message"]
+    assert not (small.folder(attempt) / "model").exists()
+
+
+def test_initial_weights_do_not_rest_on_equal_seeds(tmp_path: Path) -> None:
+    small = jobs(tmp_path, {"train": images(24)})
+    fields: dict[str, Any] = {"epochs": 1, "parallelism": {"world_size": 2}}
+    equal = small.train("equal", mutation="nothing", **fields)
+    different = small.train("different", mutation="seeds_differ", **fields)
+    assert all((equal[name] == different[name]).all() for name in equal)
