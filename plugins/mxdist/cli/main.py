@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import mxdist
 from mxdist.cli import setting
@@ -67,7 +68,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         attempt, how = _submit(options, job, client)
         print(f"mxdist: {attempt.claim.job_key} attempt {attempt.number} {how}", file=sys.stderr)
-        follower = Follower(client, attempt, revive=lambda: _revive(client, attempt))
+        follower = Follower(client, attempt, revive=partial(_revive, client, attempt))
         result = follower.until_end()
     except KeyboardInterrupt:
         print("mxdist: cancelling; once more Ctrl-C leaves the job to its supervisor", file=sys.stderr)
