@@ -11,6 +11,7 @@ import json
 import logging
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,8 @@ def build(model_dir: Path, out: Path, *, job: TrainingJob | EvaluationJob, claim
         raise TrackingError(f"{model_dir} is no exported model: {error}", retryable=False) from error
     load_mlflow()
     shutil.rmtree(out, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as folder, bounded():
+    with tempfile.TemporaryDirectory() as folder, bounded(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow's own, about itself
         from mlflow import pyfunc
 
         exported = Path(shutil.copytree(model_dir, Path(folder, MODEL)))

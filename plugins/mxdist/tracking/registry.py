@@ -185,7 +185,8 @@ class Registry:
             self._project(name)
         except TrackingError as error:
             raise TrackingError(
-                f"version {version} of {name} is recorded as champion, but MLflow's alias was not moved: {error.message}",
+                f"version {version} of {name} is recorded as champion, but MLflow's alias was not moved: "
+                f"{error.message}",
                 hint="Promote it again: nothing is decided anew, only the alias is moved.",
             ) from error
 

@@ -66,7 +66,10 @@ def test_everything_arrives_and_the_run_is_closed(
     train(journal, range(1, 1500))
     assert forwarder.drain(60)
     eventually(lambda: mlflow_has.run(job).info.status == "RUNNING")
-    assert forwarder.run_url == f"{proxy.url}/#/experiments/{mlflow_has.run(job).info.experiment_id}/runs/{forwarder.run_id}"
+    assert (
+        forwarder.run_url
+        == f"{proxy.url}/#/experiments/{mlflow_has.run(job).info.experiment_id}/runs/{forwarder.run_id}"
+    )
     outcome = forwarder.close(JobState.SUCCEEDED)
     assert outcome.complete, outcome.message
     run = mlflow_has.run(job)
@@ -143,7 +146,9 @@ def test_an_outage_from_the_middle_until_after_the_end(
     assert time.monotonic() - began < 30
     assert not outcome.complete
     assert outcome.run_id
-    attempt.finish(Result(state=JobState.FAILED, ended_at=1_900_000_000.5, cause=Cause("rank_exit", "rank 1 exited with 3")))
+    attempt.finish(
+        Result(state=JobState.FAILED, ended_at=1_900_000_000.5, cause=Cause("rank_exit", "rank 1 exited with 3"))
+    )
     assert not replay(attempt, job).complete
     proxy.always("pass")
     assert replay(attempt, job).complete
@@ -285,7 +290,9 @@ def test_odd_names_and_long_values_stop_nothing(
     proxy: MlflowProxy, make_job: Job, claim: Claim, journal: Path, mlflow_has: Any
 ) -> None:
     hosts = ",".join(f"node{number:04}" for number in range(800))
-    job = make_job(proxy.url, model={"name": "lenet", "params": {"hosts": hosts}}, tracking={"tags": {"note": "n" * 9000}})
+    job = make_job(
+        proxy.url, model={"name": "lenet", "params": {"hosts": hosts}}, tracking={"tags": {"note": "n" * 9000}}
+    )
     forwarder = Forwarder(claim(job), job, journal)
     forwarder.start()
     writer = JournalWriter(journal)
@@ -398,7 +405,9 @@ def test_the_run_store_away_for_a_while(
     assert mlflow_has.points(job) == written(journal)
 
 
-def test_the_step_time_does_not_depend_on_mlflow(proxy: MlflowProxy, make_job: Job, claim: Claim, journal: Path) -> None:
+def test_the_step_time_does_not_depend_on_mlflow(
+    proxy: MlflowProxy, make_job: Job, claim: Claim, journal: Path
+) -> None:
     """10,000 records are written in the time of no request at all, though the server never answers."""
     proxy.always("hang")
     job = make_job(proxy.url)
@@ -436,7 +445,9 @@ print(outcome.run_id)
 """
 
 
-def test_the_node_environment_can_do_the_same(proxy: MlflowProxy, make_job: Job, tmp_path: Path, mlflow_has: Any) -> None:
+def test_the_node_environment_can_do_the_same(
+    proxy: MlflowProxy, make_job: Job, tmp_path: Path, mlflow_has: Any
+) -> None:
     job = make_job(proxy.url)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY / "plugins")}
     command = [str(node_python()), "-c", NODE, str(tmp_path), proxy.url, job.tracking.experiment]

@@ -11,7 +11,9 @@ from mxdist.errors import SpecError
 from mxdist.tracking.gate import Rule, Scores, decide
 
 
-def scores(accuracy: float | None = 0.9, *, data: str = "d1", as_of: str | None = "2026-04-01", **more: float) -> Scores:
+def scores(
+    accuracy: float | None = 0.9, *, data: str = "d1", as_of: str | None = "2026-04-01", **more: float
+) -> Scores:
     metrics = more if accuracy is None else {"accuracy": accuracy, **more}
     return Scores(metrics, data, as_of)
 
@@ -28,7 +30,9 @@ RULE = Rule("accuracy")
         pytest.param(scores(0.3), scores(0.2), Rule("accuracy", margin=0.1), id="margin-that-binary-floats-would-miss"),
         pytest.param(scores(loss=0.1), scores(loss=0.2), Rule("loss", higher_is_better=False), id="lower-is-better"),
         pytest.param(scores(0.91, as_of=None), scores(0.9, as_of=None), RULE, id="nobody-knows-any-age"),
-        pytest.param(scores(0.91, as_of="2026-04-01T02:00:00+02:00"), scores(as_of="2026-04-01"), RULE, id="same-moment"),
+        pytest.param(
+            scores(0.91, as_of="2026-04-01T02:00:00+02:00"), scores(as_of="2026-04-01"), RULE, id="same-moment"
+        ),
         pytest.param(scores(0.91, as_of="2026-04-01T00:00:00Z"), scores(as_of="2026-03-01"), RULE, id="newer"),
     ],
 )
@@ -48,7 +52,9 @@ REFUSALS = [
     pytest.param(scores(0.9), scores(math.nan), RULE, "champion's accuracy is nan", id="champion-nan"),
     pytest.param(scores(None, loss=1.0), scores(0.9), RULE, "challenger has no accuracy (it has: loss)", id="absent"),
     pytest.param(scores(0.9), scores(None), RULE, "champion has no accuracy", id="champion-lacks-it"),
-    pytest.param(scores(0.95, data="d2"), scores(0.9), RULE, "different data (challenger d2, champion d1)", id="other-data"),
+    pytest.param(
+        scores(0.95, data="d2"), scores(0.9), RULE, "different data (challenger d2, champion d1)", id="other-data"
+    ),
     pytest.param(scores(0.95, as_of="2026-03-01"), scores(0.9), RULE, "older data (as of 2026-03-01", id="older"),
     pytest.param(scores(0.95, as_of=None), scores(0.9), RULE, "nobody knows how old", id="age-unknown"),
     pytest.param(scores(0.95, as_of="last week"), scores(0.9), RULE, "as_of is no date", id="no-date"),

@@ -34,7 +34,11 @@ def test_values_that_are_not_finite_are_still_json(path: Path) -> None:
     JournalWriter(path).append({"a": math.nan, "b": math.inf, "c": -math.inf}, step=1)
     assert "NaN" not in path.read_text()
     assert "Infinity" not in path.read_text()
-    assert [(r.value, r.nonfinite) for r in JournalReader(path).read()] == [(None, "nan"), (None, "inf"), (None, "-inf")]
+    assert [(r.value, r.nonfinite) for r in JournalReader(path).read()] == [
+        (None, "nan"),
+        (None, "inf"),
+        (None, "-inf"),
+    ]
 
 
 def test_the_next_writer_goes_on_in_a_new_session(path: Path) -> None:

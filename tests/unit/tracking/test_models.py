@@ -71,7 +71,8 @@ def test_the_folder_predicts_in_the_node_environment_without_mxdist(built: Path,
         "import mlflow, numpy, sys;"
         "model = mlflow.pyfunc.load_model(sys.argv[1]);"
         "print(model.predict(numpy.ones((2, 1, 2, 2), 'uint8')).tolist());"
-        "print([str(item.type) for item in model.metadata.get_input_schema()], model.metadata.signature.outputs.inputs[0].shape)"
+        "about = model.metadata.signature;"
+        "print([str(item.type) for item in about.inputs], about.outputs.inputs[0].shape)"
     )
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command = [str(node_python()), "-I", "-c", code, str(built)]
@@ -82,14 +83,23 @@ def test_the_folder_predicts_in_the_node_environment_without_mxdist(built: Path,
 
 def test_the_folder_can_be_built_there_too(exported: Path, stand_in: Path, tmp_path: Path, make_job: Job) -> None:
     code = (
-        "import sys; from pathlib import Path; from mxdist.spec import parse_job; from mxdist.store import JobRun, open_store;"
+        "import sys; from pathlib import Path; from mxdist.spec import parse_job;"
+        "from mxdist.store import JobRun, open_store;"
         "from mxdist.tracking import models; a = [Path(x) for x in sys.argv[1:]];"
         "job = parse_job({'name': 'x', 'script': {'path': 'x.py'}});"
         "claim = JobRun(open_store(str(a[2])), 'k').claim(job, after=0).claim;"
         "print(models.digest(models.build(a[0], a[3], job=job, claim=claim, code=a[1])))"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(models.__file__).parents[2])}
-    command = [str(node_python()), "-c", code, str(exported), str(stand_in), str(tmp_path / "store"), str(tmp_path / "there")]
+    command = [
+        str(node_python()),
+        "-c",
+        code,
+        str(exported),
+        str(stand_in),
+        str(tmp_path / "store"),
+        str(tmp_path / "there"),
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == models.digest(exported)
@@ -156,17 +166,31 @@ def test_a_training_registers_one_version(
         "mxdist.model_uri": f"{attempt.store.uri}/model",
     }
     assert expected.items() <= version.tags.items()
-    assert [output.model_id for output in mlflow_has.run(job).outputs.model_outputs] == [version.source.rpartition("/")[2]]
+    assert [output.model_id for output in mlflow_has.run(job).outputs.model_outputs] == [
+        version.source.rpartition("/")[2]
+    ]
     folder = mlflow_has.client.call("get_run", outcome.run_id)
     assert folder.info.status == "FINISHED"
 
 
 @pytest.mark.parametrize(
     ("mood", "ending"),
-    [("lose", "/logged-models"), ("lose", "/model-versions/create"), ("500", "/model-versions/create"), ("500", "MLmodel")],
+    [
+        ("lose", "/logged-models"),
+        ("lose", "/model-versions/create"),
+        ("500", "/model-versions/create"),
+        ("500", "MLmodel"),
+    ],
 )
 def test_a_model_half_logged_is_completed_by_the_replay(
-    proxy: MlflowProxy, make_job: Job, claim: Claim, built: Path, tmp_path: Path, mlflow_has: Any, mood: str, ending: str
+    proxy: MlflowProxy,
+    make_job: Job,
+    claim: Claim,
+    built: Path,
+    tmp_path: Path,
+    mlflow_has: Any,
+    mood: str,
+    ending: str,
 ) -> None:
     name = f"digits-{time.time_ns()}"
     job = make_job(proxy.url, tracking={"registered_model": name})

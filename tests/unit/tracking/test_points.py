@@ -38,7 +38,11 @@ def test_each_metric_has_its_own_steps() -> None:
 
 def test_a_value_that_is_not_finite_becomes_a_count() -> None:
     found = list(points(Sieve(), 1, [record(1, 1, 1, value=None), record(2, 1, 2), record(3, 1, 3, value=None)]))
-    assert [(p.key, p.value, p.step) for p in found] == [("nonfinite_steps", 1, 1), ("loss", 1.0, 2), ("nonfinite_steps", 2, 3)]
+    assert [(p.key, p.value, p.step) for p in found] == [
+        ("nonfinite_steps", 1, 1),
+        ("loss", 1.0, 2),
+        ("nonfinite_steps", 2, 3),
+    ]
     assert found[0].note == "loss was nan at step 1"
 
 

@@ -22,7 +22,9 @@ RULE = Rule("accuracy")
 
 
 def candidate(version: int, accuracy: float, *, data: str = "test-1", as_of: str | None = None) -> Candidate:
-    return Candidate(str(version), Scores({"accuracy": accuracy}, data, as_of), run_id=f"run{version}", model_uri=f"/m/{version}")
+    return Candidate(
+        str(version), Scores({"accuracy": accuracy}, data, as_of), run_id=f"run{version}", model_uri=f"/m/{version}"
+    )
 
 
 @pytest.fixture

@@ -133,7 +133,7 @@ def test_a_deleted_experiment_is_named(mlflow_server: Mlflow, make_job: Job, cla
 
 def test_a_foreign_host_name_is_refused_with_the_flag_to_set(mlflow_server: Mlflow) -> None:
     with pytest.raises(TrackingError, match="--allowed-hosts"):
-        Client(mlflow_server.url.replace("127.0.0.1", "127.0.0.2.nip.invalid")).call("search_experiments")
+        Client(mlflow_server.url.replace("127.0.0.1", "127.1")).call("search_experiments")
 
 
 def test_a_wrong_password_is_named_and_not_shown(secured_mlflow: Mlflow) -> None:
