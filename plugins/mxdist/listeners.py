@@ -161,7 +161,7 @@ def _end_job(place: dict[str, Any], note: Note) -> None:
 
     hook = ClusterHook(place["mxdist_conn_id"])
     attempt = JobRun(hook.open(place["runs_uri"]), place["job_key"]).latest()
-    if attempt is None or attempt.result() is not None:
+    if attempt is None or attempt.result() is not None or attempt.cancel_intent() is not None:
         return
     what = "task" if note.task_id is not None else "DAG run"
     mark = "as success" if note.succeeded else "as failed"

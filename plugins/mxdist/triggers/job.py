@@ -61,7 +61,7 @@ class JobTrigger(BaseTrigger):
         job_key: str,
         attempt: int,
         poll_s: float = 2.0,
-        stale_after_s: float = 30.0,
+        stale_after_s: float = 10.0,
         await_run: bool = False,
         chunk: int = 0,
         line: int = 0,

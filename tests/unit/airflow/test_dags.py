@@ -74,7 +74,8 @@ def test_folder_holds_these_dags_and_no_script(bag: DagBag) -> None:
 def test_chain_is_the_one_that_is_described(bag: DagBag) -> None:
     dag = bag.dags["mnist_retrain"]
     order = ["stage", "pretrain", "transfer", "finetune", "evaluate", "promote"]
-    assert [task.task_id for task in dag.topological_sort()]  # type: ignore[no-untyped-call] == order
+    tasks = dag.topological_sort()  # type: ignore[no-untyped-call]
+    assert [task.task_id for task in tasks] == order
     for before, after in pairwise(order):
         assert before in dag.get_task(after).upstream_task_ids
 
