@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-# Airflow reads these when it is first imported, which is when the tests of this folder are.
-os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="mxdist-airflow-")
-os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
-os.environ["AIRFLOW__CORE__DAGS_FOLDER"] = str(Path(__file__).parents[3] / "dags")
-
 from mxdist.launch.client import JobClient
 from mxdist.launch.local import LocalLauncher
 from mxdist.spec import TrainingJob
 from mxdist.store import Attempt, JobRun, open_store
+
+# Airflow reads these when it is first imported: by the test modules of this folder, not by what is imported above.
+_HOME = tempfile.TemporaryDirectory(prefix="mxdist-airflow-", ignore_cleanup_errors=True)
+os.environ["AIRFLOW_HOME"] = _HOME.name
+os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
+os.environ["AIRFLOW__CORE__DAGS_FOLDER"] = str(Path(__file__).parents[3] / "dags")
 
 JOB = {"name": "job", "script": {"path": "/train.py"}, "limits": {"grace_s": 0.1}}
 
@@ -57,7 +58,7 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _quiet_home() -> Iterator[None]:
+def _no_connections() -> Iterator[None]:
     """Leave no connection of the caller's own environment within reach."""
     kept = {name: value for name, value in os.environ.items() if name.startswith("AIRFLOW_CONN_")}
     for name in kept:
