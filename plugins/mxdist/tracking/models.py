@@ -39,24 +39,13 @@ def build(model_dir: Path, out: Path, *, job: TrainingJob | EvaluationJob, claim
     """
     try:
         about = json.loads((model_dir / "model.json").read_text())
-    except (OSError, ValueError) as error:
-        raise TrackingError(f"{model_dir} is no exported model: {error}", retryable=False) from error
-    load_mlflow()
-    shutil.rmtree(out, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as folder, bounded(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow's own, about itself
-        from mlflow import pyfunc
-
-        exported = Path(shutil.copytree(model_dir, Path(folder, MODEL)))
-        pyfunc.save_model(
-            str(out),
-            loader_module=code.stem,
-            data_path=str(exported),
-            code_paths=[str(code)],
-            pip_requirements=_requirements(about),
-            metadata=_metadata(job, claim, digest(model_dir)),
-            **_example(model_dir, about),
-        )
+        _save(model_dir, about, out, code, _metadata(job, claim, digest(model_dir)))
+    except TrackingError:
+        raise
+    except Exception as error:  # MLflow, numpy and the disk each have errors of their own
+        raise TrackingError(
+            f"{model_dir} is no exported model that MLflow can keep: {error}", retryable=False
+        ) from error
     for cache in list(out.rglob("__pycache__")):
         shutil.rmtree(cache)
     return out
@@ -170,6 +159,24 @@ def dataset_as_of(job: TrainingJob | EvaluationJob) -> str:
     except (MxdistError, AttributeError) as error:
         _log.warning("cannot read %s: %s", job.dataset.manifest_uri, error)
         return ""
+
+
+def _save(model_dir: Path, about: Mapping[str, Any], out: Path, code: Path, metadata: Mapping[str, str]) -> None:
+    load_mlflow()
+    shutil.rmtree(out, ignore_errors=True)
+    with tempfile.TemporaryDirectory() as folder, bounded(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # MLflow's own, about itself
+        from mlflow import pyfunc
+
+        pyfunc.save_model(
+            str(out),
+            loader_module=code.stem,
+            data_path=str(shutil.copytree(model_dir, Path(folder, MODEL))),
+            code_paths=[str(code)],
+            pip_requirements=_requirements(about),
+            metadata=dict(metadata),
+            **_example(model_dir, about),
+        )
 
 
 def _logged(client: Client, experiment_id: str, run_id: str, marks: Mapping[str, str]) -> Any | None:

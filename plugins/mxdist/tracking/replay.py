@@ -57,7 +57,10 @@ def batches(attempts: list[Attempt]) -> Iterator[tuple[int, list[Record]]]:
 def _under_lease(attempt: Attempt, job: TrainingJob | EvaluationJob, result: Result, client: Client) -> TrackingOutcome:
     newer = _successor(attempt)
     if newer is not None:
-        return Progress.read(newer).outcome(complete=False, message=f"attempt {newer.number} goes on with this run")
+        ahead = Progress.read(newer)
+        if ahead.complete:
+            return ahead.outcome()
+        return ahead.outcome(complete=False, message=f"attempt {newer.number} goes on with this run")
     lease = Lease(attempt.job.store, f"mlflow/{attempt.claim.origin}/replay", ttl_s=_LEASE_S)
     if not lease.acquire():
         return Progress.read(attempt).outcome(complete=False, message="somebody else is completing this run")

@@ -112,10 +112,17 @@ def test_the_digest_is_that_of_the_exported_files(built: Path, exported: Path) -
     assert models.digest(built) != models.digest(exported)
 
 
-def test_what_is_not_a_model_is_refused(tmp_path: Path, make_job: Job, claim: Claim) -> None:
+@pytest.mark.parametrize("spoilt", ["model.json", "input_example.npy", "classes"])
+def test_what_is_not_a_model_is_refused(
+    exported: Path, stand_in: Path, tmp_path: Path, make_job: Job, claim: Claim, spoilt: str
+) -> None:
+    if spoilt == "classes":
+        (exported / "model.json").write_text('{"classes": null}')
+    else:
+        (exported / spoilt).write_bytes(b"\x93torn")
     job = make_job(None)
     with pytest.raises(TrackingError, match="is no exported model"):
-        models.build(tmp_path, tmp_path / "out", job=job, claim=claim(job).claim)
+        models.build(exported, tmp_path / "out", job=job, claim=claim(job).claim, code=stand_in)
 
 
 def test_publish_and_fetch(built: Path, runs: Store, tmp_path: Path) -> None:
