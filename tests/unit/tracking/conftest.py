@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 
 from mxdist.spec import TrainingJob
 from mxdist.store import Attempt, JobRun, Store, open_store
+from mxdist.store.folder import FolderStore
 from mxdist.tracking.client import Client
 from stack.mlflow import Mlflow
 from support.mlflow_proxy import MlflowProxy
@@ -59,6 +61,28 @@ def claim(runs: Store) -> Callable[..., Attempt]:
         return JobRun(runs, key).claim(job, after=after, origin=origin, code_digest="c0de", source=source)
 
     return make
+
+
+class MeetingStore(FolderStore):
+    """A folder where all who are about to create a certain document wait for each other."""
+
+    def __init__(self, folder: Path, ending: str, meeting: threading.Barrier) -> None:
+        super().__init__(folder)
+        self._ending, self._meeting = ending, meeting
+
+    def create(self, key: str, data: bytes) -> bool:
+        if self._path(key).as_posix().endswith(self._ending):
+            self._meeting.wait(timeout=120)
+        return super().create(key, data)
+
+    def child(self, prefix: str) -> MeetingStore:
+        return MeetingStore(self._path(prefix), self._ending, self._meeting)
+
+
+@pytest.fixture
+def meeting(tmp_path: Path) -> Callable[[str, int], Store]:
+    """Return a function that opens the store of runs so that ``count`` writers meet before they create ``ending``."""
+    return lambda ending, count: MeetingStore(tmp_path / "runs", ending, threading.Barrier(count))
 
 
 class Mirror:

@@ -47,6 +47,23 @@ def test_many_who_ask_at_once_get_one_run(mlflow_server: Mlflow, make_job: Job, 
     assert run.data.tags["mlflow.parentRunId"] == parent.run_id
 
 
+def test_a_lease_that_ran_out_makes_no_second_run(
+    mlflow_server: Mlflow,
+    make_job: Job,
+    meeting: Callable[[str, int], Store],
+    mlflow_has: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Three hold the lease, since each slept past its end, and find no run; only the run store can tell them apart."""
+    monkeypatch.setattr("mxdist.tracking.runs._LEASE_S", 0.0)
+    monkeypatch.setattr("mxdist.tracking.runs._search", lambda *_: [])
+    job = make_job(mlflow_server.url)
+    attempt = JobRun(meeting("/run/0000000001.json", 3), "digits-1").claim(job, after=0)
+    found = at_once(3, lambda _: find_or_create_run(Client(mlflow_server.url), attempt, job))
+    assert len(set(found)) == 1
+    assert mlflow_has.run(job).info.run_id == found[0].run_id
+
+
 def test_many_stages_at_once_get_one_parent(mlflow_server: Mlflow, make_job: Job, claim: Claim) -> None:
     job = make_job(mlflow_server.url, tracking={"parent": "it's a chain"})
     attempts = [claim(job, key=f"stage-{number}") for number in range(6)]
