@@ -208,8 +208,13 @@ def _horovod(job: TrainingJob | EvaluationJob, rank: int) -> dict[str, str]:
 
 
 def _stall_check(limits: Limits) -> dict[str, str]:
-    """Horovod's own stall check. It counts whole seconds, and a shutdown below the warning is refused."""
-    warn_s = max(1, math.floor(limits.stall_timeout_s / 2))
+    """Horovod's own stall check. It counts whole seconds, and a shutdown below the warning is refused.
+
+    Its warning, which names the missing rank, comes up to four warning times after a stall began (two until it drops
+    the tensor from its cache, two more until it misses it). So a fifth of the limit, for the watchdog to know whom to
+    blame when the limit is reached.
+    """
+    warn_s = max(1, math.floor(limits.stall_timeout_s / 5))
     return {
         "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn_s),
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(warn_s + 1, math.ceil(limits.stall_timeout_s))),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,9 @@ _PEER_LOST = re.compile(
     rb"Horovod has been shut down|HorovodInternalError|Connection closed by peer|Connection reset by peer"
     rb"|gloo/transport|gloo::|Socket closed|Broken pipe"
 )
-_MISSING_RANKS = re.compile(rb"Missing ranks:\s*\n((?:\s*\d+: \[[^\n]*\n?)+)")
+_MISSING_RANKS = re.compile(
+    rb"(?:\[(\d+-\d+-\d+ \d+:\d+:\d+)\.[^\n]*\n)?Missing ranks:\s*\n((?:\s*\d+!?: \[[^\n]*\n?)+)"
+)
 _KINDS = {"data", "user_error", "nonfinite", "rank_exit", "internal"}
 _SIGNAL_HINTS = {
     signal.SIGKILL: "the kernel does this when memory runs out",
@@ -51,6 +54,11 @@ class Exit:
         said = str((self.error or {}).get("message", "")).encode()
         return bool(_PEER_LOST.search(self.log) or _PEER_LOST.search(said))
 
+    @property
+    def gave_up(self) -> bool:
+        """Whether it failed because Horovod's stall check had shut the world down."""
+        return b"stalled for longer than" in self.log and b"Missing ranks" in self.log
+
 
 @dataclass(frozen=True)
 class Failure:
@@ -68,7 +76,7 @@ def first_failure(exits: Sequence[Exit]) -> Exit | None:
 
 def judge(first: Exit, exits: Sequence[Exit], *, host: str) -> Failure:
     """Return what the first failing exit means."""
-    missing = missing_ranks(first.log)
+    missing = missing_ranks(first.log) if first.gave_up else []
     if missing:
         message = f"rank {missing[0]} kept the others waiting until Horovod gave up (rank {first.rank} reported it)"
         return Failure(Cause("stall", message, True, missing[0], host, first.code), restart=True)
@@ -80,12 +88,22 @@ def judge(first: Exit, exits: Sequence[Exit], *, host: str) -> Failure:
     return Failure(Cause(kind, message, retryable, first.rank, host, first.code), restart)
 
 
-def missing_ranks(log: bytes) -> list[int]:
-    """Return the ranks that Horovod's stall check named last; only if it then shut the world down."""
-    if b"Will shutdown" not in log and b"stalled for longer than" not in log:
+def missing_ranks(log: bytes, *, since: float = 0.0) -> list[int]:
+    """Return the ranks that Horovod's stall check, which runs on rank 0, named last.
+
+    :param since: Unix time before which its words do not count: that stall was overcome.
+    """
+    told = list(_MISSING_RANKS.finditer(log))
+    if not told or _time_of(told[-1][1]) < since:
         return []
-    found = _MISSING_RANKS.findall(log)
-    return sorted(int(rank) for rank in re.findall(rb"(\d+): \[", found[-1])) if found else []
+    named = [(int(rank), mark) for rank, mark in re.findall(rb"(\d+)(!?): \[", told[-1][2])]
+    too_long = [rank for rank, mark in named if mark]  # marked by Horovod: beyond the limit
+    return sorted(too_long or [rank for rank, _ in named])
+
+
+def _time_of(stamp: bytes | None) -> float:
+    """Return the Unix time of Horovod's local time stamp; without one, now."""
+    return time.mktime(time.strptime(stamp.decode(), "%Y-%m-%d %H:%M:%S")) if stamp else time.time()
 
 
 def _meaning(first: Exit) -> tuple[str, str, bool]:

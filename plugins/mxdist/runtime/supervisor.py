@@ -165,7 +165,8 @@ class Supervisor:
         first = first_failure(exits)
         if first is None:
             return Ended() if not world.running() else None
-        if first.consequence and world.running() and time.monotonic() - first.at < _SETTLE_S:
+        waiting = first.consequence and not first.gave_up and time.monotonic() - first.at < _SETTLE_S
+        if waiting and world.running():
             return None
         return Ended(failure=judge(first, exits, host=self._host))
 

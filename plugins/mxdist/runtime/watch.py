@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mxdist import processes
-from mxdist.runtime.blame import Failure
-from mxdist.runtime.world import Rank, World, read_json
+from mxdist.runtime.blame import Failure, missing_ranks
+from mxdist.runtime.world import Rank, World, read_json, tail
 from mxdist.spec import EvaluationJob, Limits, TrainingJob
 from mxdist.store import Cause
 
@@ -101,7 +101,9 @@ class Watchdog:
         silent = [rank for rank in self._world.running() if self._silent(rank, now, limit_s)]
         if not silent:
             return None
-        culprit = min(silent, key=self._suspicion)
+        since = time.time() - limit_s
+        named = {number for rank in silent for number in missing_ranks(tail(rank.log), since=since)}
+        culprit = min(silent, key=lambda rank: self._suspicion(rank, named))
         seen = self.seen[culprit.number]
         what = "was stopped by a signal" if seen.stopped_at else "made no progress"
         return self._stall(culprit, f"rank {culprit.number} {what} for {limit_s:g} s, at step {seen.step}")
@@ -112,10 +114,13 @@ class Watchdog:
         beats = bool(seen.beat) or (self.joined and not _is_patient(self._world.job))
         return beats and now - seen.changed_at >= limit_s
 
-    def _suspicion(self, rank: Rank) -> tuple[bool, int, float, int]:
-        """The stopped one first, then the one that is behind, then the one that was silent first."""
+    def _suspicion(self, rank: Rank, named: set[int]) -> tuple[bool, bool, int, float, int]:
+        """The stopped one first, then whom Horovod named, then the one that is behind, or was silent first.
+
+        Beats are too coarse to tell who is behind by a step, so Horovod's word comes before them.
+        """
         seen = self.seen[rank.number]
-        return (seen.stopped_at is None, seen.step, seen.changed_at, rank.number)
+        return (seen.stopped_at is None, rank.number not in named, seen.step, seen.changed_at, rank.number)
 
     def _stall(self, rank: Rank, message: str) -> Failure:
         return Failure(Cause("stall", message, True, rank.number, self._host), restart=True)

@@ -1,0 +1,94 @@
+"""What travels to the nodes, and its digest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mxdist.errors import SpecError
+from mxdist.launch.bundle import Bundle, collect, localize
+from mxdist.spec import TrainingJob, parse_job
+
+
+def script_job(path: Path) -> TrainingJob:
+    job = parse_job({"name": "x", "script": {"path": str(path)}})
+    assert isinstance(job, TrainingJob)
+    return job
+
+
+def user_files(path: Path) -> set[str]:
+    return {name.removeprefix("user/") for name in collect(script_job(path)).files if name.startswith("user/")}
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    for name in (
+        "train.py", "helper.py", "config.yaml", "data.csv", "weights.params", ".hidden.py", "package/__init__.py",
+        "package/inner/deep.py", "notes/readme.json", "venv/pyvenv.cfg", "venv/lib.py", ".git/hook.py",
+        "__pycache__/train.py", "node_modules/x.py",
+    ):  # fmt: skip
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"# {name}")
+    return tmp_path
+
+
+def test_script_comes_with_the_code_beside_it(project: Path) -> None:
+    expected = {"train.py", "helper.py", "config.yaml", "package/__init__.py", "package/inner/deep.py"}
+
+    assert user_files(project / "train.py") == expected
+
+
+def test_package_itself_comes_along() -> None:
+    files = collect(
+        parse_job({"name": "x", "model": {"name": "mlp"}, "dataset": {"manifest_uri": "m", "version": "0" * 64}})
+    )
+
+    assert {"mxdist/__init__.py", "mxdist/runtime/rank.py", "mxdist/spec/job.py"} <= set(files.files)
+    assert not [name for name in files.files if not name.startswith("mxdist/")]
+
+
+def test_script_without_a_suffix_comes_along(tmp_path: Path) -> None:
+    (tmp_path / "train").write_text("print(1)")
+
+    assert user_files(tmp_path / "train") == {"train"}
+
+
+def test_digest_changes_with_content_and_with_names() -> None:
+    digests = [Bundle(files).digest for files in ({"a": b"1"}, {"a": b"2"}, {"b": b"1"}, {"a": b"1", "b": b""})]
+
+    assert len(set(digests)) == 4
+    assert Bundle({"a": b"1", "b": b"2"}).digest == Bundle({"b": b"2", "a": b"1"}).digest
+
+
+def test_written_bundle_is_complete_and_stays(tmp_path: Path) -> None:
+    Bundle({"a/b.py": b"1"}).write(tmp_path / "code")
+    Bundle({"a/b.py": b"2"}).write(tmp_path / "code")
+
+    assert (tmp_path / "code" / "a" / "b.py").read_bytes() == b"1"
+    assert [path.name for path in tmp_path.iterdir()] == ["code"]
+
+
+def test_job_is_pointed_at_the_bundle(project: Path) -> None:
+    there = localize(script_job(project / "train.py"), Path("/code"))
+    assert isinstance(there, TrainingJob)
+    assert there.script is not None
+    assert there.script.path == "/code/user/train.py"
+
+    data = {"manifest_uri": "m", "version": "0" * 64}
+    recipe = parse_job({"name": "x", "model": {"recipe": str(project / "helper.py")}, "dataset": data})
+    there = localize(recipe, Path("/code"))
+    assert isinstance(there, TrainingJob)
+    assert there.model is not None
+    assert there.model.recipe == "/code/user/helper.py"
+
+    module = parse_job({"name": "x", "model": {"recipe": "package.module"}, "dataset": data})
+    assert localize(module, Path("/code")) == module
+
+
+def test_too_much_beside_the_script_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "huge.py").write_bytes(b"#" * (33 << 20))
+
+    with pytest.raises(SpecError, match=r"script\.path.*give it a folder of its own"):
+        collect(script_job(tmp_path / "train.py"))

@@ -1,0 +1,172 @@
+"""Keys, and what is decided without starting anything."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mxdist.errors import NotFound, SpecError
+from mxdist.launch import Bundle, JobClient, Launcher, Life, Plan, build_plan, job_key_for_airflow, job_key_for_cli
+from mxdist.launch.client import JOB_KEY
+from mxdist.launch.local import base_environment, default_workdir
+from mxdist.spec import EvaluationJob, JobState, TrainingJob, parse_job
+from mxdist.store import Attempt, Cause, Result, open_store
+
+
+@dataclass
+class Paper(Launcher):
+    """A platform on paper: it notes what it is asked, and nothing runs."""
+
+    lives: dict[int, Life] = field(default_factory=dict)
+    started: list[tuple[int, int]] = field(default_factory=list)
+    killed: list[int] = field(default_factory=list)
+
+    def plan(self, job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str) -> Plan:
+        return build_plan(job, job_key, runs_uri=runs_uri, python="python", workdir="/w", cores=(0,))
+
+    def start(self, attempt: Attempt, bundle: Bundle, *, incarnation: int, secrets: Mapping[str, str]) -> bool:
+        self.started.append((attempt.number, incarnation))
+        self.lives[attempt.number] = Life.ALIVE
+        return attempt.supervisors.append(incarnation, {"pid": 0})
+
+    def life(self, attempt: Attempt) -> Life:
+        return self.lives.get(attempt.number, Life.NEVER)
+
+    def kill(self, attempt: Attempt, *, grace_s: float) -> None:
+        self.killed.append(attempt.number)
+        if self.lives.get(attempt.number) is Life.ALIVE:
+            self.lives[attempt.number] = Life.DEAD
+
+
+@pytest.fixture
+def platform() -> Paper:
+    return Paper()
+
+
+@pytest.fixture
+def client(tmp_path: Path, platform: Paper) -> JobClient:
+    (tmp_path / "train.py").write_text("pass")
+    return JobClient(open_store(str(tmp_path / "runs")), platform)
+
+
+def job_in(tmp_path: Path, **changes: object) -> TrainingJob:
+    job = parse_job({"name": "x", "script": {"path": str(tmp_path / "train.py")}, **changes})
+    assert isinstance(job, TrainingJob)
+    return job
+
+
+def end(attempt: Attempt, platform: Paper, state: JobState) -> None:
+    cause = None if state is JobState.SUCCEEDED else Cause("rank_exit", "it broke")
+    attempt.finish(Result(state=state, ended_at=1.0, cause=cause))
+    platform.lives[attempt.number] = Life.DEAD
+
+
+def test_airflow_key_is_the_same_for_every_try_and_other_for_other_tasks() -> None:
+    key = job_key_for_airflow("dag", "manual__2026-01-01T00:00:00+00:00", "train.Big_Task", -1)
+
+    assert key == job_key_for_airflow("dag", "manual__2026-01-01T00:00:00+00:00", "train.Big_Task", -1)
+    assert key.startswith("train-big-task-")
+    assert JOB_KEY.match(key)
+    others = {job_key_for_airflow(*parts) for parts in (("d", "r", "t", 0), ("d", "r", "t", 1), ("dr", "", "t", 0))}
+    assert len(others) == 3
+
+
+@pytest.mark.parametrize("task_id", ["a" * 200, "___", "Übung", "x"])
+def test_every_task_id_gives_a_valid_key(task_id: str) -> None:
+    assert JOB_KEY.match(job_key_for_airflow("dag", "run", task_id, 0))
+
+
+def test_cli_key_changes_with_the_job(tmp_path: Path) -> None:
+    assert job_key_for_cli(job_in(tmp_path)) == job_key_for_cli(job_in(tmp_path))
+    assert job_key_for_cli(job_in(tmp_path)) != job_key_for_cli(job_in(tmp_path, seed=1))
+
+
+@pytest.mark.parametrize("key", ["", "_jobs", "../x", "Upper", "a/b", "a" * 81])
+def test_key_that_could_leave_its_prefix_is_refused(client: JobClient, tmp_path: Path, key: str) -> None:
+    with pytest.raises(SpecError, match="The job key"):
+        client.submit(job_in(tmp_path), key)
+
+
+@pytest.mark.parametrize(
+    ("state", "origin"),
+    [(JobState.FAILED, 1), (JobState.DEADLINE, 1), (JobState.PREEMPTED, 1), (JobState.CANCELLED, 2)],
+)
+def test_retry_goes_on_where_that_makes_sense(
+    client: JobClient, platform: Paper, tmp_path: Path, state: JobState, origin: int
+) -> None:
+    first = client.submit(job_in(tmp_path), "job").attempt
+    end(first, platform, state)
+    second = client.submit(job_in(tmp_path), "job")
+
+    assert (second.how, second.attempt.number, second.attempt.claim.origin) == ("started", 2, origin)
+    assert 1 in platform.killed, "the older one's processes are made sure to be dead"
+
+
+def test_changed_training_starts_from_scratch(client: JobClient, platform: Paper, tmp_path: Path) -> None:
+    end(client.submit(job_in(tmp_path), "job").attempt, platform, JobState.FAILED)
+
+    assert client.submit(job_in(tmp_path, seed=1), "job").attempt.claim.origin == 2
+    end(client.attempt("job"), platform, JobState.FAILED)
+    other_limits = job_in(tmp_path, seed=1, limits={"deadline_s": 5})
+    assert client.submit(other_limits, "job").attempt.claim.origin == 2, "limits do not decide the weights"
+
+
+def test_claim_says_who_asked_and_with_which_code(client: JobClient, tmp_path: Path) -> None:
+    claim = client.submit(job_in(tmp_path), "job", source={"dag_id": "d"}).attempt.claim
+
+    assert claim.source == {"dag_id": "d"}
+    assert len(claim.code_digest) == 64
+
+
+def test_dead_supervisor_is_followed_by_the_next_within_the_budget(
+    client: JobClient, platform: Paper, tmp_path: Path
+) -> None:
+    attempt = client.submit(job_in(tmp_path, limits={"max_restarts": 1}), "job").attempt
+    platform.lives[1] = Life.DEAD
+    assert client.revive(attempt)
+    platform.lives[1] = Life.DEAD
+    assert not client.revive(attempt)
+
+    result = attempt.result()
+    assert platform.started == [(1, 1), (1, 2)]
+    assert result is not None
+    assert result.cause is not None
+    assert (result.state, result.cause.kind) == (JobState.FAILED, "lost")
+
+
+def test_retry_after_a_lost_job_goes_on_from_its_checkpoints(
+    client: JobClient, platform: Paper, tmp_path: Path
+) -> None:
+    client.submit(job_in(tmp_path, limits={"max_restarts": 0}), "job")
+    platform.lives[1] = Life.DEAD
+    second = client.submit(job_in(tmp_path, limits={"max_restarts": 0}), "job")
+
+    assert (second.attempt.number, second.attempt.claim.origin) == (2, 1)
+
+
+def test_jobs_are_listed(client: JobClient, tmp_path: Path) -> None:
+    client.submit(job_in(tmp_path), "b")
+    client.submit(job_in(tmp_path), "a")
+
+    assert client.job_keys() == ["a", "b"]
+    with pytest.raises(NotFound, match="there is no job 'c'"):
+        client.attempt("c")
+
+
+def test_environment_of_a_worker_does_not_reach_its_jobs() -> None:
+    kept = base_environment({
+        "PATH": "/bin", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "0", "AIRFLOW__CORE__FERNET_KEY": "x",
+        "AWS_SECRET_ACCESS_KEY": "x", "MLFLOW_TRACKING_PASSWORD": "x", "PYTHONPATH": "/control", "MXDIST_TOKEN": "x",
+    })  # fmt: skip
+
+    assert kept == {"PATH": "/bin", "LC_ALL": "C", "CUDA_VISIBLE_DEVICES": "0"}
+
+
+def test_scratch_folder_has_a_default() -> None:
+    assert default_workdir({"MXDIST_WORKDIR": "/w"}) == Path("/w")
+    assert default_workdir({"XDG_STATE_HOME": "/s"}) == Path("/s/mxdist/jobs")
+    assert default_workdir({}) == Path(os.path.expanduser("~/.local/state/mxdist/jobs"))

@@ -1,0 +1,106 @@
+"""The plan against golden files: a change of what runs is seen in a review."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mxdist.launch.plan import SECRET_NAMES, Plan, build_plan
+from mxdist.spec import parse_job
+
+GOLDEN = Path(__file__).parent / "golden"
+MANIFEST = {"manifest_uri": "s3://data/mnist/manifests/1.json", "version": "0" * 64}
+
+JOBS: dict[str, dict[str, Any]] = {
+    "script_two_ranks": {
+        "name": "cifar",
+        "script": {
+            "path": "/home/ada/train.py",
+            "args": ["--lr", "0.1"],
+            "env": {"DATA": "/data", "OMP_NUM_THREADS": "3"},
+        },
+        "parallelism": {"world_size": 2, "fusion_threshold_mb": 32, "cycle_time_ms": 2.5},
+        "limits": {"stall_timeout_s": 60, "start_timeout_s": 45.5, "deadline_s": 3600},
+    },
+    "model_one_rank": {"name": "mnist", "model": {"name": "lenet"}, "dataset": MANIFEST, "epochs": 3},
+    "evaluation": {
+        "kind": "evaluation",
+        "name": "score",
+        "models": {"challenger": "s3://runs/a/model"},
+        "dataset": MANIFEST,
+    },
+}
+
+
+def plan_of(document: dict[str, Any], cores: tuple[int, ...] = (0, 1, 2, 3)) -> Plan:
+    return build_plan(
+        parse_job(document), "key-1", runs_uri="s3://runs", python="/node/bin/python", workdir="/scratch", cores=cores
+    )
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_description_is_the_golden_one(name: str) -> None:
+    assert plan_of(JOBS[name]).describe() == (GOLDEN / f"{name}.txt").read_text()
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_document_is_plain_json(name: str) -> None:
+    document = plan_of(JOBS[name]).to_document()
+
+    assert json.loads(json.dumps(document))["job_key"] == "key-1"
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "pin", "expected"),
+    [
+        ((0, 1), 2, True, [(0,), (1,)]),
+        ((0, 1, 2, 3), 2, True, [(0, 1), (2, 3)]),
+        ((7, 5, 3), 2, True, [(3,), (5,)]),
+        ((0, 1), 3, True, [(), (), ()]),
+        ((0, 1), 2, False, [(), ()]),
+        ((0, 1), 1, True, [()]),
+    ],
+)
+def test_ranks_get_cores_of_their_own_when_there_are_enough(
+    cores: tuple[int, ...], ranks: int, pin: bool, expected: list[tuple[int, ...]]
+) -> None:
+    document = {**JOBS["script_two_ranks"], "parallelism": {"world_size": ranks}, "cluster": {"pin_cores": pin}}
+
+    assert [rank.cores for rank in plan_of(document, cores).ranks] == expected
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "asked", "threads"), [(4, 2, None, "2"), (4, 1, None, "4"), (2, 4, None, "1"), (4, 2, 7, "7")]
+)
+def test_threads_fill_the_cores(cores: int, ranks: int, asked: int | None, threads: str) -> None:
+    document = {"name": "x", "script": {"path": "/a.py"}, "parallelism": {"world_size": ranks}}
+    plan = plan_of({**document, "cluster": {"threads_per_rank": asked}}, tuple(range(cores)))
+
+    assert {rank.environment["OMP_NUM_THREADS"] for rank in plan.ranks} == {threads}
+
+
+def test_job_cannot_name_itself_another_place_in_the_world() -> None:
+    document = {"name": "x", "script": {"path": "/a.py", "env": {"HOROVOD_RANK": "9", "MXDIST_JOB_KEY": "other"}}}
+    environment = plan_of(document).ranks[0].environment
+
+    assert (environment["HOROVOD_RANK"], environment["MXDIST_JOB_KEY"]) == ("0", "key-1")
+
+
+@pytest.mark.parametrize("stall_s", [0.5, 1, 2, 5, 6, 299.5, 300])
+def test_horovod_shuts_down_after_it_has_warned(stall_s: float) -> None:
+    document = {"name": "x", "script": {"path": "/a.py"}, "limits": {"stall_timeout_s": stall_s}}
+    environment = plan_of(document).ranks[0].environment
+    warn_s = int(environment["HOROVOD_STALL_CHECK_TIME_SECONDS"])
+    shutdown_s = int(environment["HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"])
+
+    assert 1 <= warn_s < shutdown_s
+    assert shutdown_s >= stall_s
+
+
+def test_no_secret_is_in_a_plan() -> None:
+    for name in JOBS:
+        environments = [rank.environment for rank in plan_of(JOBS[name]).ranks]
+        assert not set(SECRET_NAMES) & {key for environment in environments for key in environment}
