@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from support.airflow_stack import airflow_stack
 from support.mlflow_server import mlflow_server, mlflow_session, secured_mlflow
 from support.seaweed import bucket, seaweed
 
-__all__ = ["bucket", "mlflow_server", "mlflow_session", "seaweed", "secured_mlflow"]
+__all__ = ["airflow_stack", "bucket", "mlflow_server", "mlflow_session", "seaweed", "secured_mlflow"]

@@ -49,7 +49,7 @@ def cache_key(requirements: Path) -> str:
 
 
 def _compiler() -> str:
-    """Return the compiler's version; without a compiler, that of the C library, so that a copied cache still serves."""
+    """Return the compiler's version."""
     try:
         version = subprocess.run([os.environ.get("CXX", "g++"), "-dumpfullversion"], capture_output=True, text=True)
     except OSError:

@@ -59,6 +59,7 @@ class LocalStack:
         self.workdir = self.state / "jobs"
         self.passwords_file = self.state / "passwords.json"
         self._control, self._node = home / "control/bin", home / "node/bin/python"
+        self.state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.passwords = Passwords.keep(self.passwords_file)
         self._pick_ports()
         self.seaweed = self._seaweed()

@@ -1,7 +1,22 @@
+"""What the tests themselves stand on: services that come back, and that nothing outlives a killed test run."""
+
 from __future__ import annotations
 
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stack.airflow import write_private
 from stack.mlflow import Mlflow
+from stack.ports import free_ports, is_free
+from stack.processes import PidFile, Process, ServiceError, end, family, of_jobs, process, spawn, wait_until
 from stack.seaweed import Seaweed
+from support.places import REPOSITORY
 
 
 def test_an_object_survives_a_crash_of_s3(seaweed: Seaweed, bucket: str) -> None:
@@ -19,3 +34,108 @@ def test_mlflow_comes_back_on_the_same_port(mlflow_server: Mlflow) -> None:
     mlflow_server.start()
     assert mlflow_server.url == url
     assert mlflow_server.status("/health") == 200
+
+
+RUN = """
+import os, sys
+sys.path[:0] = [{scripts!r}, {tests!r}]
+from pathlib import Path
+from stack.processes import PidFile, spawn
+from support.guarding import guarded
+
+child = "import subprocess, time; subprocess.Popen(['sleep', '999']); time.sleep(999)"
+with guarded(Path({folder!r})) as folder:
+    pid_file = PidFile(folder / "x.pid")
+    command = [sys.executable, "-c", child]
+    spawn(command, environment=dict(os.environ), log=folder / "log", folder=folder, pid_file=pid_file)
+    print("up", flush=True)
+    sys.stdin.read()
+"""
+DEAF = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(999)"
+
+
+def test_services_end_with_a_killed_test_run(tmp_path: Path) -> None:
+    code = RUN.format(scripts=str(REPOSITORY / "scripts"), tests=str(REPOSITORY / "tests"), folder=str(tmp_path))
+    run = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert run.stdout is not None
+    assert run.stdin is not None
+    assert run.stdout.readline() == b"up\n"
+    pid_file = PidFile(tmp_path / "x.pid")
+    assert wait_until(lambda: pid_file.read() is not None, 30)
+    leader = pid_file.read()
+    assert leader is not None
+    assert wait_until(lambda: len(family([leader])) == 2, 30)
+    run.kill()
+    run.wait()
+    run.stdin.close()
+    run.stdout.close()
+    assert wait_until(lambda: not family([leader]), 30)
+
+
+def test_end_kills_what_ignores_a_polite_request(tmp_path: Path) -> None:
+    log, pid_file = tmp_path / "log", PidFile(tmp_path / "x.pid")
+    child = spawn(
+        [sys.executable, "-c", DEAF], environment=dict(os.environ), log=log, folder=tmp_path, pid_file=pid_file
+    )
+    assert wait_until(lambda: log.exists() and "deaf" in log.read_text(), 30)
+    leader = pid_file.read()
+    assert leader is not None
+    end(lambda: family([leader]), grace_s=0.2)
+    assert child.wait(timeout=30) == -signal.SIGKILL
+
+
+def test_a_stranger_with_the_same_pid_is_left_alone() -> None:
+    me = process(os.getpid())
+    assert me is not None
+    before_me = Process(me.pid, me.start_time - 1)
+    assert not before_me.alive()
+    assert family([before_me]) == []
+
+
+def test_a_pid_file_of_an_earlier_boot_means_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x.pid").write_text(f'{{"pid": {os.getpid()}, "start_time": 1, "boot": "another"}}')
+    assert PidFile(tmp_path / "x.pid").read() is None
+
+
+def test_jobs_are_told_apart_by_their_scratch_folder(tmp_path: Path) -> None:
+    mine, sibling = tmp_path / "jobs", tmp_path / "jobs-2"
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", "import time; time.sleep(999)"],
+            env={**os.environ, "MXDIST_TOKEN": "t", "MXDIST_ATTEMPT_DIR": f"{folder}/a/1"},
+        )
+        for folder in (mine, sibling)
+    ]
+    try:
+        assert wait_until(lambda: [item.pid for item in of_jobs(mine)] == [children[0].pid], 30)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def test_a_service_that_cannot_start_says_why(tmp_path: Path) -> None:
+    server = Mlflow(tmp_path, program=str(tmp_path / "no-such-program"))
+    with pytest.raises(ServiceError, match="no-such-program"):
+        server.start()
+
+
+def test_ports_are_free_and_different() -> None:
+    ports = free_ports(20)
+    assert len(set(ports)) == 20
+    assert all(is_free(port) for port in ports)
+
+
+def test_a_private_file_is_for_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "secret.json"
+    path.write_text("older, open to all")
+    path.chmod(0o644)
+    write_private(path, "{}")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert path.read_text() == "{}"
+
+
+def test_no_password_stands_on_a_command_line(tmp_path: Path) -> None:
+    mlflow = Mlflow(tmp_path, program="mlflow", password="canary")
+    s3 = Seaweed(tmp_path, access_key="key", secret_key="canary", weed="weed")
+    assert "canary" not in " ".join([*mlflow.command(), *s3.command()])

@@ -1,0 +1,46 @@
+# The two commands of a newcomer are `make demo` and `make stop`. Everything made lies in .mxdist/.
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+CONTROL := .mxdist/control/bin
+NODE := .mxdist/node/bin
+PYTEST_OPTIONS ?=
+ROW ?= loop loop_pinned overhead
+
+.DEFAULT_GOAL := help
+.PHONY: demo stop clean environments check test test-faults test-system bench lock help
+
+demo: ## Build what is missing, start the services, retrain and promote a model (MXDIST_DEMO_CONF: DAG parameters)
+	@"$(PYTHON)" scripts/demo.py
+
+stop: ## End every process that `make demo` started; the state stays
+	@"$(PYTHON)" scripts/stop.py
+
+clean: ## Stop, and remove the state: data, runs, models, passwords
+	@"$(PYTHON)" scripts/stop.py --clean
+
+environments: ## Build both environments, with the tools for tests
+	@"$(PYTHON)" scripts/environments.py --dev
+
+check: environments ## Lint, types and the walls between the rooms
+	$(CONTROL)/ruff check
+	$(CONTROL)/mypy
+	$(CONTROL)/lint-imports
+
+test: environments ## Unit tests, real ranks, whole jobs
+	$(CONTROL)/python -m pytest tests/unit --ignore=tests/unit/runtime $(PYTEST_OPTIONS)
+	$(NODE)/python -m pytest tests/unit/runtime tests/parallel tests/world $(PYTEST_OPTIONS)
+
+test-faults: environments ## Kill things under a real Airflow
+	@if [ -d tests/faults ]; then $(CONTROL)/python -m pytest tests/faults $(PYTEST_OPTIONS); fi
+
+test-system: environments ## The example DAGs, from end to end
+	$(CONTROL)/python -m pytest tests/system $(PYTEST_OPTIONS)
+
+bench: environments ## Speed against peers, side by side (ROW=loop, loop_pinned or overhead; default: all)
+	@for row in $(ROW); do $(CONTROL)/python bench/run.py $$row || exit 1; done
+
+lock: environments ## Pin the requirements anew; pins that still fit stay
+	@"$(PYTHON)" scripts/environments.py --lock
+
+help: ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
