@@ -1,7 +1,7 @@
 """One rank of a loop that was broken on purpose: ``python mutant.py NAME``.
 
-Names that end in ``+unchecked`` also switch off the comparison of parameters between ranks, to see whether the law's own
-test finds the fault.
+Names that end in ``+unchecked`` also switch off the comparison of parameters between ranks, to see whether the law's
+own test finds the fault.
 """
 
 from __future__ import annotations

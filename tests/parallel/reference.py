@@ -1,6 +1,6 @@
 """A plain Gluon loop: one process, one device, nothing but mxnet and numpy. What mxdist must agree with.
 
-``python reference.py CASE.json`` reads data and initial weights, trains, and writes the weights and losses of every step.
+``python reference.py CASE.json`` makes initial weights, trains, and writes both and the loss of every step.
 """
 
 from __future__ import annotations

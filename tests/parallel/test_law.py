@@ -1,7 +1,7 @@
 """The one law: any number of ranks gives the weights of one process with the global batch.
 
-The reference (``reference.py``) is a plain Gluon loop that knows nothing of mxdist. Everything is float64; 20 steps; the
-last batch of each epoch is small, so that one rank has no row, or fewer than the other.
+The reference (``reference.py``) is a plain Gluon loop that knows nothing of mxdist. Everything is float64; 20 steps;
+the last batch of each epoch is small, so that one rank has no row, or fewer than the other.
 """
 
 from __future__ import annotations
@@ -101,7 +101,9 @@ def make_law(root: Path, optimizer: str, rows: int) -> Law:
     subprocess.run([sys.executable, "-I", str(REFERENCE), str(root / "case.json")], check=True, timeout=300)
     with np.load(case["trained"]) as trained:
         weights = {name: trained[name] for name in trained.files}
-    return Law(jobs(root, {"train": (x, y)}), case, _publish_initial(root, case["initial"]), weights, weights.pop("losses"))
+    return Law(
+        jobs(root, {"train": (x, y)}), case, _publish_initial(root, case["initial"]), weights, weights.pop("losses")
+    )
 
 
 def _publish_initial(root: Path, arrays: str) -> str:
@@ -126,7 +128,14 @@ def law(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 def test_reference_knows_nothing_of_mxdist() -> None:
     code = [line for line in REFERENCE.read_text().splitlines() if line.strip().startswith(("import ", "from "))]
-    assert {line.split()[1].partition(".")[0] for line in code} == {"__future__", "json", "math", "mxnet", "numpy", "sys"}
+    assert {line.split()[1].partition(".")[0] for line in code} == {
+        "__future__",
+        "json",
+        "math",
+        "mxnet",
+        "numpy",
+        "sys",
+    }
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])

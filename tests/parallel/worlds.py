@@ -81,10 +81,6 @@ class World:
             return None
         return found
 
-    def stop(self) -> None:
-        """Ask the ranks to stop, as the supervisor does."""
-        (self.folder / "control.json").write_text('{"stop": true}')
-
 
 def start(folder: Path, command: Sequence[str], size: int, environment: Mapping[str, str] | None = None) -> World:
     """Start ``size`` ranks of ``command``, each with its log in ``folder``."""
@@ -167,16 +163,20 @@ class Jobs:
         world: int = 1,
         size: int | None = None,
         mutation: str = "",
+        stop: bool = False,
         environment: Mapping[str, str] | None = None,
     ) -> World:
         """Start the ranks of one world of an attempt.
 
         :param size: ranks; default: what the job says.
+        :param stop: ask them to stop before they have begun.
         :param mutation: a change to the loop, by its name in ``mutant.py``.
         """
         folder = self.folder(attempt) / f"world-{world}"
         folder.mkdir(parents=True)
         (folder / "job.json").write_text(json.dumps(attempt.claim.job))
+        if stop:
+            (folder / "control.json").write_text('{"stop": true}')
         command = [sys.executable, str(MUTANT), mutation] if mutation else [sys.executable, "-m", "mxdist.runtime.rank"]
         variables = {
             "MXDIST_ATTEMPT_DIR": str(self.folder(attempt)),

@@ -109,7 +109,7 @@ class Checkpoints:
         """
         for step, number in sorted(self._published(), reverse=True):
             try:
-                return self._load(self._attempt.job.attempt(number), step)
+                return self._load(self._at(number), step)
             except CheckpointError as error:
                 log.warning("passed over: %s", error)
         return None
@@ -135,11 +135,14 @@ class Checkpoints:
         claim = self._attempt.claim
         for number in range(claim.origin, claim.number + 1):
             try:
-                attempt = self._attempt if number == claim.number else self._attempt.job.attempt(number)
+                attempt = self._at(number)
             except NotFound:
                 continue
             for step in self._steps(attempt):
                 yield step, number
+
+    def _at(self, number: int) -> Attempt:
+        return self._attempt if number == self._attempt.number else self._attempt.job.attempt(number)
 
     @staticmethod
     def _steps(attempt: Attempt) -> list[int]:
@@ -193,7 +196,7 @@ def pack(arrays: Arrays) -> bytes:
             if arrays[name].dtype.hasobject:
                 raise CheckpointError(f"{name} holds Python objects; a checkpoint holds numbers only")
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
-                np.lib.format.write_array(entry, np.asanyarray(arrays[name]), allow_pickle=False)  # type: ignore[no-untyped-call]
+                np.lib.format.write_array(entry, np.asanyarray(arrays[name]), allow_pickle=False)
     return out.getvalue()
 
 

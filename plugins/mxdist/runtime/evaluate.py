@@ -71,11 +71,15 @@ def run(job: EvaluationJob, worker: Worker) -> dict[str, Any]:
     if not len(x):
         raise DataError(f"the split {job.split!r} is empty.")
     labels = job.dataset.labels or tuple(range(int(y.max()) + 1))
-    scores = {}
-    for done, (role, uri) in enumerate(sorted(job.models.items())):
-        scores[role] = _score_model(role, uri, job, x, y, labels, lambda done=done: worker.beat(done))
+    scores: dict[str, dict[str, Any]] = {}
+
+    def beat() -> None:
+        worker.beat(len(scores))
+
+    for role, uri in sorted(job.models.items()):
+        scores[role] = _score_model(role, uri, job, x, y, labels, beat)
         worker.log_metrics({f"{role}_{name}": scores[role][name] for name in ("accuracy", "loss")}, step=0)
-        worker.progress(epoch=0, epochs=0, step=done + 1, steps=len(job.models), metrics={})
+        worker.progress(epoch=0, epochs=0, step=len(scores), steps=len(job.models))
     metrics = {f"{role}_{name}": found[name] for role, found in scores.items() for name in ("accuracy", "loss")}
     outputs = {"scores": scores, "dataset_version": job.dataset.version, "split": job.split, "labels": list(labels)}
     return {

@@ -81,10 +81,15 @@ class Trainer:
         """Begin or go on, train to the end or until asked to stop."""
         self._begin()
         self._exchange.restart_clock()
-        while self.at.epoch < self._job.epochs:
-            if self._epoch():
-                return self._stopped()
-        return self._finish()
+        try:
+            while self.at.epoch < self._job.epochs:
+                if self._epoch():
+                    return self._stopped()
+            return self._finish()
+        except NonFiniteError:
+            if self._saver is not None:  # the last good checkpoint may still be on its way
+                self._saver.drain(_DRAIN_S)
+            raise
 
     def _begin(self) -> None:
         """Go on from the newest checkpoint, else from the initial weights; the same bits on all ranks."""

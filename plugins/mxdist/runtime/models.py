@@ -15,7 +15,7 @@ from mxnet.gluon import nn
 from mxdist.errors import Problem, SpecError
 
 
-class Network(nn.HybridBlock):
+class Network(nn.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
     """Layers, and an output layer on top.
 
     :param layers: of the backbone, in order.

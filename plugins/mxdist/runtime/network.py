@@ -18,7 +18,7 @@ from mxdist.spec import DType
 _RANDOM_OPS = re.compile(r"dropout|^_?(random|sample)|npi_.*(normal|uniform)|shuffle|multinomial", re.IGNORECASE)
 
 
-class Forward(mx.gluon.HybridBlock):
+class Forward(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
     """From stored inputs to the network's output: preprocessing, then the network.
 
     :param shape: of one example, as stored.
@@ -31,14 +31,14 @@ class Forward(mx.gluon.HybridBlock):
         super().__init__()
         self.net = net
         self._recipe = recipe
-        self._how = {"dtype": dtype.value, "stored": stored, "shape": shape}
+        self._dtype, self._stored, self._shape = dtype.value, stored, shape
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Return the network's output for stored inputs."""
-        return self.net(self._recipe.prepare(F, x, **self._how))
+        return self.net(self._recipe.prepare(F, x, dtype=self._dtype, stored=self._stored, shape=self._shape))
 
 
-class LossSum(mx.gluon.HybridBlock):
+class LossSum(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
     """The sum of the loss over the rows of a share, as one graph."""
 
     def __init__(self, forward: Forward, loss: mx.gluon.HybridBlock) -> None:

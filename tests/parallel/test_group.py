@@ -1,0 +1,48 @@
+"""What ranks do together, on three real ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from parallel.worlds import start
+
+SIZE = 3
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank found."""
+    folder = tmp_path_factory.mktemp("group")
+    world = start(folder, [sys.executable, str(Path(__file__).with_name("group_checks.py")), str(folder)], SIZE)
+    assert world.wait() == [0] * SIZE, world.log()
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
+
+
+def test_all_ranks_find_the_same(found: list[dict[str, Any]]) -> None:
+    assert found[0] == found[1] == found[2]
+
+
+@pytest.mark.parametrize(
+    ("what", "expected"),
+    [
+        ("large", 16777217.0),  # float32 would say 16777216
+        ("third", 1 / 3),
+        ("gathered", [[0, 0], [1, -1], [2, -2]]),
+        ("means", 1 / 199),  # a mean of means would say 1/3
+        ("nobody", True),
+        ("any", [False, True]),
+        ("bytes", [70_000, 0]),
+        ("shared", {"from": 0, "none": None}),
+        ("share_fails", "CheckpointError: torn"),
+        ("summed", [[6.0], [[30.0, 3.0]]]),
+        ("broadcast", 0.0),
+        ("equal", 64),
+        ("differ", "TrainingFailed: the parameters of rank 2 differ from those of rank 0 here."),
+    ],
+)
+def test_what_ranks_do_together(found: list[dict[str, Any]], what: str, expected: object) -> None:
+    assert found[1][what] == expected
