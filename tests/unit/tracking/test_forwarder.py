@@ -208,6 +208,20 @@ def test_a_create_whose_answer_was_lost_makes_one_run(
     assert mlflow_has.points(job) == written(journal)
 
 
+def test_a_create_that_is_done_only_after_we_gave_up_on_it_leaves_no_second_run(
+    proxy: MlflowProxy, make_job: Job, claim: Claim, journal: Path, mlflow_has: Any, eventually: Any
+) -> None:
+    job = make_job(proxy.url)
+    forwarder = Forwarder(claim(job), job, journal)
+    forwarder.start()
+    eventually(lambda: forwarder.run_id)
+    run = mlflow_has.run(job)
+    late = mlflow_has.client.call("create_run", run.info.experiment_id, tags=dict(run.data.tags))
+    assert len(mlflow_has.runs(job)) == 2
+    assert forwarder.close(JobState.SUCCEEDED).complete
+    assert mlflow_has.run(job).info.run_id == forwarder.run_id != late.info.run_id
+
+
 def test_a_restarted_world_repeats_no_step(
     proxy: MlflowProxy, make_job: Job, claim: Claim, journal: Path, mlflow_has: Any
 ) -> None:
