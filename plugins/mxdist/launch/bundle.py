@@ -15,10 +15,8 @@ from pathlib import Path
 
 import mxdist
 from mxdist.errors import Problem, SpecError
+from mxdist.launch.plan import USER_FOLDER, user_file
 from mxdist.spec import EvaluationJob, TrainingJob
-
-USER_FOLDER = "user"
-"""The folder of the user's code inside the bundle."""
 
 _CODE = {".py"}
 _CONFIG = {".json", ".yaml", ".yml", ".toml", ".cfg", ".ini"}
@@ -69,27 +67,6 @@ def collect(job: TrainingJob | EvaluationJob) -> Bundle:
     if main is not None:
         files.update(_user_files(field, main))
     return Bundle(files)
-
-
-def user_file(job: TrainingJob | EvaluationJob) -> tuple[str, Path | None]:
-    """Return the field and the path of the user's own file: a script, or a recipe given as a file."""
-    if isinstance(job, TrainingJob) and job.script is not None:
-        return "script.path", Path(job.script.path)
-    if isinstance(job, TrainingJob) and job.model is not None and (job.model.recipe or "").endswith(".py"):
-        return "model.recipe", Path(str(job.model.recipe))
-    return "", None
-
-
-def localize(job: TrainingJob | EvaluationJob, code: Path) -> TrainingJob | EvaluationJob:
-    """Return ``job`` with the script or recipe where the bundle in ``code`` has it."""
-    field, main = user_file(job)
-    if main is None or not isinstance(job, TrainingJob):
-        return job
-    inside = str(code / USER_FOLDER / main.name)
-    if job.script is not None:
-        return job.model_copy(update={"script": job.script.model_copy(update={"path": inside})})
-    model = job.model.model_copy(update={"recipe": inside}) if job.model else None
-    return job.model_copy(update={"model": model})
 
 
 def _user_files(field: str, main: Path) -> Iterator[tuple[str, bytes]]:

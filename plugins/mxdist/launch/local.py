@@ -15,7 +15,7 @@ from mxdist import processes
 from mxdist.errors import LaunchError
 from mxdist.launch.base import Launcher, Life
 from mxdist.launch.bundle import Bundle
-from mxdist.launch.plan import SECRET_NAMES, Plan, build_plan, supervisor_command
+from mxdist.launch.plan import SECRET_NAMES, Plan, base_environment, build_plan, supervisor_command
 from mxdist.spec import EvaluationJob, TrainingJob
 from mxdist.store import Attempt
 from mxdist.store.sequence import WIDTH
@@ -25,11 +25,6 @@ HEARTBEAT_LOST_S = 60.0
 
 _START_TIMEOUT_S = 120.0
 _LOG_TAIL_BYTES = 2_000
-_KEEP = {"HOME", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "LANG", "LANGUAGE", "LD_LIBRARY_PATH"}
-_KEEP |= {"AWS_CA_BUNDLE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION"}
-_KEEP |= {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"}
-_KEEP |= {"REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "XDG_CACHE_HOME", "XDG_STATE_HOME"}
-_KEEP_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "MXNET_", "HOROVOD_", "MLFLOW_HTTP_REQUEST_")
 
 
 def default_workdir(environment: Mapping[str, str] = os.environ) -> Path:
@@ -38,11 +33,6 @@ def default_workdir(environment: Mapping[str, str] = os.environ) -> Path:
         return Path(environment["MXDIST_WORKDIR"])
     state = environment.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return Path(state) / "mxdist" / "jobs"
-
-
-def base_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what a job inherits from whoever starts it: an allow-list, for a worker's environment holds secrets."""
-    return {k: v for k, v in environment.items() if k in _KEEP or k.startswith(_KEEP_PREFIXES)}
 
 
 class LocalLauncher(Launcher):
@@ -78,7 +68,7 @@ class LocalLauncher(Launcher):
         secrets_path = _write_secrets(folder, secrets)
         command = [*supervisor_command(python, str(folder)), "--incarnation", str(incarnation)]
         command += ["--secrets", secrets_path.name]
-        environment = base_environment() | {
+        environment = base_environment(os.environ) | {
             processes.TOKEN_NAME: attempt.claim.token,
             "PYTHONPATH": str(folder / "code"),
             "PYTHONUNBUFFERED": "1",

@@ -8,8 +8,9 @@ plan can be shown before the start, compared in a golden file, and is what the s
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from mxdist.spec import EvaluationJob, Limits, TrainingJob
@@ -35,7 +36,15 @@ RUNTIME_NAMES = (
 )
 """Variables of every rank whose values exist only once the job runs."""
 
+USER_FOLDER = "user"
+"""The folder of the user's code inside the bundle."""
+
 LOOPBACK = "127.0.0.1"
+_KEEP = {"HOME", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "LANG", "LANGUAGE", "LD_LIBRARY_PATH"}
+_KEEP |= {"AWS_CA_BUNDLE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION"}
+_KEEP |= {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"}
+_KEEP |= {"REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "XDG_CACHE_HOME", "XDG_STATE_HOME"}
+_KEEP_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "MXNET_", "HOROVOD_", "MLFLOW_HTTP_REQUEST_")
 _GLOO_TIMEOUT_S = 30  # Horovod's own default: never wait less
 
 
@@ -159,6 +168,32 @@ def build_plan(
 def supervisor_command(python: str, attempt_dir: str) -> tuple[str, ...]:
     """Return the command that supervises the attempt of this scratch folder; the launcher adds the incarnation."""
     return (python, "-m", "mxdist.runtime.supervisor", attempt_dir)
+
+
+def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what a job inherits from whoever starts it: an allow-list, for a worker's environment holds secrets."""
+    return {k: v for k, v in environment.items() if k in _KEEP or k.startswith(_KEEP_PREFIXES)}
+
+
+def user_file(job: TrainingJob | EvaluationJob) -> tuple[str, Path | None]:
+    """Return the field and the path of the user's own file: a script, or a recipe given as a file."""
+    if isinstance(job, TrainingJob) and job.script is not None:
+        return "script.path", Path(job.script.path)
+    if isinstance(job, TrainingJob) and job.model is not None and (job.model.recipe or "").endswith(".py"):
+        return "model.recipe", Path(str(job.model.recipe))
+    return "", None
+
+
+def localize(job: TrainingJob | EvaluationJob, code: Path) -> TrainingJob | EvaluationJob:
+    """Return ``job`` with the script or recipe where the bundle in ``code`` has it."""
+    field, main = user_file(job)
+    if main is None or not isinstance(job, TrainingJob):
+        return job
+    inside = str(code / USER_FOLDER / main.name)
+    if job.script is not None:
+        return job.model_copy(update={"script": job.script.model_copy(update={"path": inside})})
+    model = job.model.model_copy(update={"recipe": inside}) if job.model else None
+    return job.model_copy(update={"model": model})
 
 
 def _rank(

@@ -14,7 +14,7 @@ from mxdist.launch.plan import LOOPBACK
 _POLL_S = 0.5  # how often the serving thread looks whether it should end; requests do not wait for it
 
 
-class _Handler(RendezvousHandler):
+class _Handler(RendezvousHandler):  # type: ignore[misc]  # horovod is untyped
     """Keeps, beside the addresses, which ranks have come: the addresses are removed once the world stands."""
 
     server: _LoopbackServer
@@ -26,7 +26,7 @@ class _Handler(RendezvousHandler):
             self.server.come.add(int(rank))
 
 
-class _LoopbackServer(RendezvousHTTPServer):
+class _LoopbackServer(RendezvousHTTPServer):  # type: ignore[misc]  # horovod is untyped
     daemon_threads = True
 
     def __init__(self) -> None:

@@ -25,8 +25,7 @@ from typing import Any
 
 from mxdist import processes
 from mxdist.errors import Fenced, LaunchError, MxdistError, NotFound
-from mxdist.launch.local import base_environment
-from mxdist.launch.plan import Plan, build_plan
+from mxdist.launch.plan import Plan, base_environment, build_plan
 from mxdist.runtime import exit_codes
 from mxdist.runtime.blame import Failure, first_failure, judge
 from mxdist.runtime.finish import Finisher, Outcome, Tracker
@@ -368,7 +367,7 @@ def _open(folder: Path, secrets: Mapping[str, str]) -> tuple[Place, Attempt]:
         credentials=Credentials.from_environment(secrets) if "AWS_ACCESS_KEY_ID" in secrets else None,
     )
     attempt = JobRun(runs, told["job_key"]).attempt(told["attempt"])
-    return Place(folder, told["token"], told["attempt"], base_environment(), secrets), attempt
+    return Place(folder, told["token"], told["attempt"], base_environment(os.environ), secrets), attempt
 
 
 def _claim(attempt: Attempt, incarnation: int, nonce: str) -> bool:

@@ -14,8 +14,7 @@ from typing import Any
 
 from mxdist import processes
 from mxdist.errors import LaunchError
-from mxdist.launch.bundle import USER_FOLDER, localize, user_file
-from mxdist.launch.plan import Plan, RankPlan
+from mxdist.launch.plan import USER_FOLDER, Plan, RankPlan, localize, user_file
 from mxdist.runtime.blame import Exit
 from mxdist.runtime.rendezvous import Rendezvous
 from mxdist.spec import EvaluationJob, TrainingJob

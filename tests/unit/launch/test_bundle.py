@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mxdist.errors import SpecError
-from mxdist.launch.bundle import Bundle, collect, localize
+from mxdist.launch.bundle import Bundle, collect
+from mxdist.launch.plan import localize
 from mxdist.spec import TrainingJob, parse_job
 
 

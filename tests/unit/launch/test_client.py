@@ -12,7 +12,8 @@ import pytest
 from mxdist.errors import NotFound, SpecError
 from mxdist.launch import Bundle, JobClient, Launcher, Life, Plan, build_plan, job_key_for_airflow, job_key_for_cli
 from mxdist.launch.client import JOB_KEY
-from mxdist.launch.local import base_environment, default_workdir
+from mxdist.launch.local import default_workdir
+from mxdist.launch.plan import base_environment
 from mxdist.spec import EvaluationJob, JobState, TrainingJob, parse_job
 from mxdist.store import Attempt, Cause, Result, open_store
 

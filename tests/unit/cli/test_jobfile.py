@@ -1,0 +1,82 @@
+"""Job files: YAML or JSON, paths relative to the file, overrides, and every mistake told plainly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mxdist.cli.jobfile import read_job
+from mxdist.errors import SpecError
+from mxdist.spec import TrainingJob
+
+DATASET = {"manifest_uri": "s3://d/m.json", "version": "0" * 64}
+
+
+def test_yaml_and_json_are_the_same(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: x\nscript: {path: train.py}\nlimits: {deadline_s: 1e3}\n")
+    document = {"name": "x", "script": {"path": "train.py"}, "limits": {"deadline_s": 1000}}
+    (tmp_path / "job.json").write_text(json.dumps(document))
+
+    assert read_job(tmp_path / "job.yaml") == read_job(tmp_path / "job.json")
+
+
+def test_script_and_recipe_lie_relative_to_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "script.yaml").write_text("name: x\nscript: {path: code/train.py}")
+    recipe = {"name": "x", "model": {"recipe": "recipe.py"}, "dataset": DATASET}
+    (tmp_path / "jobs" / "recipe.json").write_text(json.dumps(recipe))
+    module = {**recipe, "model": {"recipe": "package.recipe"}}
+    (tmp_path / "jobs" / "module.json").write_text(json.dumps(module))
+    monkeypatch.chdir(tmp_path)
+    jobs = [read_job(Path("jobs", name)) for name in ("script.yaml", "recipe.json", "module.json")]
+    first, second, third = (job for job in jobs if isinstance(job, TrainingJob))
+
+    assert first.script is not None
+    assert first.script.path == str(tmp_path / "jobs/code/train.py")
+    assert second.model is not None
+    assert second.model.recipe == str(tmp_path / "jobs/recipe.py")
+    assert third.model is not None
+    assert third.model.recipe == "package.recipe"
+
+
+def test_settings_override_the_file(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: x\nscript: {path: train.py, args: [a]}")
+    settings = ["parallelism.world_size=3", "script.args=[b, '1']", "limits.deadline_s=null", "seed=7"]
+    job = read_job(tmp_path / "job.yaml", settings)
+
+    assert isinstance(job, TrainingJob)
+    assert job.script is not None
+    assert (job.parallelism.world_size, job.script.args, job.seed) == (3, ("b", "1"), 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "settings", "message"),
+    [
+        ("name: x\nscrip: {path: a}", [], "scrip: unknown key; did you mean 'script'"),
+        ("name: X Y\nscript: {path: a}\nepochs: 0", [], "3 problems|2 problems"),
+        ("[1, 2]", [], "must be a mapping, not list"),
+        ("name: [", [], "neither JSON nor YAML"),
+        ("name: x\nscript: {path: a}", ["epochs"], "must be path=value"),
+        ("name: x\nscript: {path: a}", ["name.x=1"], "name is not a mapping"),
+        ("name: x\nscript: {path: a}", ["epochs=["], "the value is not YAML"),
+        ("name: x\nscript: {path: a}", ["epochs=many"], "epochs: "),
+        ("name: x\nscript: 7", [], "script: "),
+        ("!!python/object/apply:os.system ['true']", [], "neither JSON nor YAML"),
+    ],
+)
+def test_mistakes_are_told(tmp_path: Path, text: str, settings: list[str], message: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+
+    with pytest.raises(SpecError, match=message):
+        read_job(tmp_path / "job.yaml", settings)
+
+
+def test_missing_and_binary_files_are_told(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+
+    with pytest.raises(SpecError, match="cannot be read"):
+        read_job(tmp_path / "nothing.yaml")
+    with pytest.raises(SpecError, match="neither JSON nor YAML"):
+        read_job(tmp_path / "binary")
