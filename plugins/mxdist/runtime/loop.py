@@ -16,6 +16,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from mxdist.barriers import reach
 from mxdist.errors import CheckpointError, NonFiniteError, StoreError
 from mxdist.runtime import export, finetune, network, setup
 from mxdist.runtime.batches import Feed, order
@@ -211,6 +212,7 @@ class Trainer:
         every = self._job.checkpoints.every_epochs
         if over or stop or (every is not None and done % every == 0) or self._saves_at(at.step):
             self._save()
+        reach(self._worker.job_key, f"epoch-{done}-rank-{self._group.rank}")
         self._exchange.restart_clock()
         return stop and not over
 

@@ -26,7 +26,7 @@ class Predictor:
         folder = Path(folder)
         self.about: dict[str, Any] = json.loads((folder / "model.json").read_text(encoding="utf-8"))
         symbol = mx.sym.load_json((folder / "symbol.json").read_text(encoding="utf-8"))
-        self._block = mx.gluon.SymbolBlock(symbol, [mx.sym.var("data")])
+        self._block = mx.gluon.SymbolBlock(symbol, [mx.sym.var("data", dtype=self.about["dtype"])])
         self._block.cast(self.about["dtype"])
         with np.load(folder / "params.npz", allow_pickle=False) as arrays:
             for name, parameter in self._block.collect_params().items():

@@ -7,6 +7,7 @@ on all. A rank without rows has a gradient of zero and takes part like the other
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 import mxnet as mx
@@ -52,7 +53,7 @@ class Step:
         """Make optimizer step ``number`` (from 1) on this rank's share of the batch."""
         loss = squares = None
         if batch.rows:
-            loss = self._backward(batch)
+            loss = self._backward(batch) if self._checked else self._first_backward(batch)
             squares = square_sums(self._update.gradients)
         else:
             self._clear()
@@ -61,14 +62,24 @@ class Step:
         return Trace(loss, squares, batch.rows, batch.total, learning_rate)
 
     def _backward(self, batch: Batch) -> mx.nd.NDArray:
-        if not self._checked:
-            for weight in self._update.weights:
-                weight._fresh_grad = False
         with autograd.record():
             loss: mx.nd.NDArray = self._graph(batch.x, batch.y)
         loss.backward(self._weight(batch.total))
-        if not self._checked:
-            self._check_reached()
+        return loss
+
+    def _first_backward(self, batch: Batch) -> mx.nd.NDArray:
+        """Refuse parameters that the loss does not depend on: their gradient would stay whatever it was."""
+        self._checked = True
+        for weight in self._update.weights:
+            weight._fresh_grad = False
+        with warnings.catch_warnings():  # Gluon says it too, but not by the names that a user knows
+            warnings.filterwarnings("ignore", message="Parameter .* is not used by any computation")
+            loss = self._backward(batch)
+        names = network.stale(self._update.names, self._update.weights)
+        if names:
+            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+            problem = f"the loss does not depend on {shown}; freeze them (init.freeze), or take them out of the network"
+            raise SpecError("The job", [Problem("model", problem)])
         return loss
 
     def _weight(self, total: int) -> mx.nd.NDArray:
@@ -84,12 +95,3 @@ class Step:
     def _clear(self) -> None:
         for gradient in self._update.gradients:
             gradient[:] = 0
-
-    def _check_reached(self) -> None:
-        """Refuse parameters that the loss does not depend on: their gradient would be whatever was there before."""
-        self._checked = True
-        names = network.stale(self._update.names, self._update.weights)
-        if names:
-            shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
-            problem = f"the loss does not depend on {shown}; freeze them (init.freeze), or take them out of the network"
-            raise SpecError("The job", [Problem("model", problem)])

@@ -50,6 +50,7 @@ class Worker:
     :param local_rank: this rank among those of its host.
     :param attempt_dir: scratch folder of the attempt, or None outside of a job.
     :param world_dir: scratch folder of this world.
+    :param job_key: the job, or "" outside of one.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class Worker:
     ) -> None:
         self.rank, self.world_size, self.local_rank = rank, world_size, local_rank
         self.attempt_dir, self.world_dir = attempt_dir, world_dir
-        self._runs_uri, self._job_key, self._attempt = runs_uri, job_key, attempt
+        self._runs_uri, self.job_key, self._attempt = runs_uri, job_key, attempt
         self._beat_at = self._asked_at = float("-inf")
         self._stop = False
 
@@ -121,7 +122,7 @@ class Worker:
             return None
         storage = self.job.storage
         runs = open_store(self._runs_uri, endpoint_url=storage.endpoint_url, region=storage.region)
-        return JobRun(runs, self._job_key).attempt(self._attempt)
+        return JobRun(runs, self.job_key).attempt(self._attempt)
 
     def log_metrics(self, metrics: Mapping[str, float], *, step: int, epoch: int | None = None) -> None:
         """Record metrics; rank 0 writes, the others do nothing."""

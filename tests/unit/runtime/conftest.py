@@ -1,4 +1,4 @@
-"""MXNet is imported here, once, so that its own deprecations (old names of numpy and scipy) are not errors of the tests."""
+"""MXNet is imported here, once, so that its own deprecations (old names of numpy) are not errors of the tests."""
 
 from __future__ import annotations
 
