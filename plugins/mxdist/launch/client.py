@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from mxdist.barriers import reach
 from mxdist.errors import LaunchError, MxdistError, NotFound, Problem, SpecError
 from mxdist.launch.base import Launcher, Life
 from mxdist.launch.bundle import Bundle, collect
@@ -78,13 +79,16 @@ class JobClient:
         run = JobRun(self.runs, job_key)
         for _ in range(_ROUNDS):
             latest = run.latest()
+            reach(job_key, "submit-before-claim")
             if latest is None or _over(latest):
                 attempt = self._claim(run, latest, job, bundle, source or {})
             elif latest.result() is not None:
                 return Submission(latest, "finished")
             else:
                 attempt = latest
+            reach(job_key, "submit-claimed")
             how = self._ensure_started(attempt, bundle, secrets or {})
+            reach(job_key, "submit-started")
             if how is not None:
                 return Submission(attempt, how)
         raise LaunchError(f"{job_key} changed hands {_ROUNDS} times while it was submitted; try again later.")

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from mxdist.barriers import reach
 from mxdist.errors import MxdistError, StoreError
 from mxdist.runtime.world import read_json, write_json
 from mxdist.spec import EvaluationJob, JobState, TrainingJob
@@ -140,6 +141,7 @@ class Finisher:
         wrapped = self._wrap(exported)
         digest = self._publish(wrapped or exported)
         tracked = self._tracker.close(outcome, wrapped)
+        reach(self._attempt.claim.job_key, "supervisor-before-result")
         self.patiently(self._attempt.check_fence)
         result = self._result(outcome, digest, tracked)
         return self.patiently(lambda: self._attempt.finish(result))
