@@ -53,6 +53,10 @@ def stage_text(stage: Stage) -> str:
     return _WORDS.get(str(stage.state), str(stage.state))
 
 
+def _why(snapshot: Snapshot) -> str:
+    return " (one run at a time: an earlier one may go first)" if snapshot.state == "queued" else ""
+
+
 class View(ABC):
     """Shows snapshots."""
 
@@ -77,7 +81,7 @@ class Terminal(View):
 
     def show(self, snapshot: Snapshot) -> None:
         width = shutil.get_terminal_size().columns - 1
-        head = f"  run {snapshot.state}, {duration_text(time.monotonic() - self.begin)}"
+        head = f"  run {snapshot.state}{_why(snapshot)}, {duration_text(time.monotonic() - self.begin)}"
         lines = [head, *(self._line(stage) for stage in snapshot.stages)]
         up = f"\033[{self._drawn}A" if self._drawn else ""
         sys.stdout.write(up + "".join(f"\r\033[K{line[:width]}\n" for line in lines))
@@ -101,9 +105,13 @@ class Plain(View):
 
     def __init__(self) -> None:
         super().__init__()
+        self._queued = False
         self._said: dict[str, tuple[str, str | None, float]] = {}
 
     def show(self, snapshot: Snapshot) -> None:
+        if snapshot.state == "queued" and not self._queued:
+            self._queued = True
+            print(f"  run queued{_why(snapshot)}", flush=True)
         for stage in snapshot.stages:
             text, now = stage_text(stage), time.monotonic()
             last_text, last_state, last_at = self._said.get(stage.task_id, ("waits", None, 0.0))
