@@ -27,11 +27,11 @@ check: environments ## Lint, types and the walls between the rooms
 	$(CONTROL)/lint-imports
 
 test: environments ## Unit tests, real ranks, whole jobs
-	$(CONTROL)/python -m pytest tests/unit --ignore=tests/unit/runtime $(PYTEST_OPTIONS)
-	$(NODE)/python -m pytest tests/unit/runtime tests/parallel tests/world $(PYTEST_OPTIONS)
+	$(CONTROL)/python -m pytest tests/unit --ignore=tests/unit/runtime -n 2 --dist loadfile $(PYTEST_OPTIONS)
+	$(NODE)/python -m pytest tests/unit/runtime tests/parallel tests/world -n 2 --dist loadfile $(PYTEST_OPTIONS)
 
 test-faults: environments ## Kill things under a real Airflow
-	@if [ -d tests/faults ]; then $(CONTROL)/python -m pytest tests/faults $(PYTEST_OPTIONS); fi
+	$(CONTROL)/python -m pytest tests/faults $(PYTEST_OPTIONS)
 
 test-system: environments ## The example DAGs, from end to end
 	$(CONTROL)/python -m pytest tests/system $(PYTEST_OPTIONS)
