@@ -1,0 +1,191 @@
+"""A whole Airflow with one training DAG, and what a test does to its runs: hold, kill, mark, look."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from faults.records import Record, Records
+
+from mxdist import processes
+from mxdist.launch.client import job_key_for_airflow
+from mxdist.store import Attempt, JobRun, Result
+from stack.airflow_api import run_path
+from support.airflow_stack import Stack
+
+T = TypeVar("T")
+
+DAG_ID = TASK_ID = "train"
+RANKS = 2
+GENEROUS_S = 300.0
+"""A bound against hanging for ever; nothing depends on how long things really take."""
+
+
+def wait_for(condition: Callable[[], T], what: str, timeout_s: float = GENEROUS_S) -> T:
+    """Return the first true value of ``condition``."""
+    give_up = time.monotonic() + timeout_s
+    while not (value := condition()):
+        assert time.monotonic() < give_up, f"waited {timeout_s:g} s in vain for {what}"
+        time.sleep(0.2)
+    return value
+
+
+def kill(*pids: int) -> None:
+    """Kill processes as the kernel would, and wait until they are gone."""
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: all(processes.read(pid) is None for pid in pids), f"the end of {pids}")
+
+
+@dataclass(frozen=True)
+class Site:
+    """The Airflow of all fault tests.
+
+    :param barriers: the folder of its barriers.
+    :param dataset: what its trainings learn from.
+    """
+
+    stack: Stack
+    barriers: Path
+    dataset: dict[str, Any]
+
+    @property
+    def records(self) -> Records:
+        """MLflow's own word."""
+        return Records(self.stack.mlflow.url)
+
+    def train(self, run_id: str, *, hold: Sequence[str] = (), **conf: Any) -> Run:
+        """Start a DAG run whose processes will be held at some barriers."""
+        run = Run(self, run_id)
+        for name in hold:
+            run.barrier(name, "hold").touch()
+        self.stack.airflow.api.trigger(DAG_ID, {"dataset": self.dataset, **conf}, dag_run_id=run_id)
+        return run
+
+
+@dataclass(frozen=True)
+class Run:
+    """One DAG run of the training, and its job."""
+
+    site: Site
+    run_id: str
+
+    @property
+    def job_key(self) -> str:
+        """The key of its job."""
+        return job_key_for_airflow(DAG_ID, self.run_id, TASK_ID, -1)
+
+    def barrier(self, name: str, what: str) -> Path:
+        """Return the file by which a barrier is held, or tells who reached it."""
+        return self.site.barriers / f"{self.job_key}.{name}.{what}"
+
+    def reached(self, name: str) -> int:
+        """Wait until a process has come to a barrier; return its id."""
+        path = self.barrier(name, "reached")
+        wait_for(lambda: path.exists() and path.read_text().endswith("\n"), f"{self.run_id} at {name}")
+        return int(path.read_text().split()[-1])
+
+    def release(self) -> None:
+        """Let go of every process that is held, or will be."""
+        for path in self.site.barriers.glob(f"{self.job_key}.*.hold"):
+            path.unlink()
+
+    def task(self) -> dict[str, Any]:
+        """Return the task instance."""
+        return self.site.stack.airflow.api.tasks(DAG_ID, self.run_id)[TASK_ID]
+
+    def in_state(self, *states: str) -> dict[str, Any]:
+        """Wait until the task is in one of the states; return it."""
+
+        def task() -> dict[str, Any]:
+            found = self.task()
+            return found if found["state"] in states else {}
+
+        return wait_for(task, f"{self.run_id} to be {' or '.join(states)}")
+
+    def ended(self) -> dict[str, Any]:
+        """Wait for the task's end; return it."""
+        return self.in_state("success", "failed")
+
+    def mark(self, state: str) -> None:
+        """Mark the task, as a person does in the UI."""
+        path = f"{run_path(DAG_ID, self.run_id)}/taskInstances/{TASK_ID}"
+        self.site.stack.airflow.api.patch(path, {"new_state": state})
+
+    def clear(self) -> None:
+        """Clear the task, as a person does in the UI."""
+        body = {"dry_run": False, "only_failed": False, "task_ids": [TASK_ID], "dag_run_id": self.run_id}
+        self.site.stack.airflow.api.post(f"dags/{DAG_ID}/clearTaskInstances", body)
+
+    def attempts(self) -> list[Attempt]:
+        """Return all attempts at the job, oldest first."""
+        job = JobRun(self.site.stack.runs(), self.job_key)
+        latest = job.latest()
+        return [job.attempt(number) for number in range(1, (latest.number if latest else 0) + 1)]
+
+    def attempt(self) -> Attempt:
+        """Return the one attempt."""
+        (attempt,) = self.attempts()
+        return attempt
+
+    def result(self) -> Result:
+        """Wait for the result of the one attempt."""
+        return wait_for(self.attempt().result, f"the result of {self.run_id}")
+
+    def supervisor(self) -> int:
+        """Return the process id of the last supervisor."""
+        attempt = self.attempt()
+        for _, document in attempt.supervisors.read(after=attempt.supervisors.last() - 1):
+            return int(document["pid"])
+        raise AssertionError(f"{self.run_id} has no supervisor")
+
+    def gone(self) -> None:
+        """Wait until no process of any attempt is left."""
+        for attempt in self.attempts():
+            wait_for(lambda attempt=attempt: not processes.find(attempt.claim.token), f"all of {self.run_id} to end")
+
+    def records(self) -> list[Record]:
+        """Return the MLflow runs of the job, oldest first."""
+        return self.site.records.of_job(self.job_key)
+
+    def recorded_as(self, *statuses: str) -> list[Record]:
+        """Wait until MLflow has these statuses for the job's runs, oldest first; return the runs."""
+
+        def found() -> list[Record]:
+            records = self.records()
+            return records if tuple(record.status for record in records) == statuses else []
+
+        return wait_for(found, f"MLflow to say {statuses} of {self.run_id}")
+
+    def losses(self) -> list[tuple[int, float]]:
+        """Return every loss that MLflow has of the one run, with its step."""
+        (record,) = self.records()
+        return self.site.records.history(record.run_id, "loss")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What an undisturbed training ends with.
+
+    :param losses: of every step.
+    """
+
+    model_digest: str
+    losses: list[tuple[int, float]]
+
+
+def assert_trained_once(run: Run, expected: Trained) -> None:
+    """Check that the run ended as if nothing had happened to it: one training, one record, nothing left."""
+    assert run.ended()["state"] == "success"
+    result = run.attempt().result()
+    assert result is not None
+    assert result.state.value == "SUCCEEDED"
+    assert result.model_digest == expected.model_digest
+    assert [record.status for record in run.records()] == ["FINISHED"]
+    assert run.losses() == expected.losses
+    run.gone()
