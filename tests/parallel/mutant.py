@@ -1,4 +1,4 @@
-"""One rank of a loop that was broken on purpose: ``python mutant.py NAME``.
+"""One rank of a loop that was changed on purpose: ``python mutant.py NAME``.
 
 Names that end in ``+unchecked`` also switch off the comparison of parameters between ranks, to see whether the law's
 own test finds the fault.
@@ -14,7 +14,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from mxdist.runtime import batches, network, rank, step, update
+from mxdist.runtime import batches, loop, network, rank, step, update
 from mxdist.runtime.parallel import AllReduce, Group
 
 RANK = int(os.environ["HOROVOD_RANK"])
@@ -86,6 +86,17 @@ def drift() -> None:
     step.Step.make = bend
 
 
+def patient() -> None:
+    """Wait for every checkpoint: no fault, but a slow disk then skips none, so a test can count on each."""
+    save = loop.Trainer._save
+
+    def save_and_wait(self: loop.Trainer) -> None:
+        save(self)
+        assert self._saver is None or self._saver.drain(120)
+
+    loop.Trainer._save = save_and_wait
+
+
 def unchecked() -> None:
     """Believe that all ranks hold the same parameters."""
     Group.check_equal = lambda self, arrays, where: ""
@@ -102,6 +113,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         no_broadcast,
         seeds_differ,
         drift,
+        patient,
         unchecked,
     )
 }

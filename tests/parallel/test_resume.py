@@ -10,6 +10,7 @@ import pytest
 from parallel.worlds import Jobs, images, jobs
 
 from mxdist.runtime.checkpoint import Checkpoints
+from mxdist.spec import TrainingJob
 from mxdist.store import Attempt
 from mxdist.store.sequence import numbered
 
@@ -30,9 +31,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
 
 
 def train(small: Jobs, key: str, **fields: Any) -> Attempt:
-    """Train to the end; return the attempt."""
+    """Train to the end, publishing every checkpoint; return the attempt."""
     attempt = small.claim(small.job(**fields), key)
-    world = small.start(attempt)
+    world = small.start(attempt, mutation="patient")
     assert set(world.wait()) == {0}, world.log()
     return attempt
 
@@ -117,6 +118,42 @@ def test_restarted_world_of_the_same_attempt(small: Jobs) -> None:
     assert [record.step for record in small.journal(attempt) if record.key == "loss" and record.session == 2] == list(
         range(9, 21)
     )
+
+
+SCRIPT = """
+import sys
+import numpy as np
+import horovod.mxnet as hvd
+from mxdist.runtime.worker import Worker
+
+hvd.init()
+worker = Worker.current()
+saved = worker.restore()
+weight, first = (saved.state["weight"], saved.step) if saved else (np.zeros(2), 0)
+for step in range(first + 1, 11):
+    weight = weight + step
+    worker.beat(step)
+    worker.log_metrics({"weight": weight[0]}, step=step)
+    if worker.agree(step == 4 and first == 0 and worker.rank == 1):
+        worker.checkpoint({"weight": weight}, step=step)
+        worker.stop()
+worker.log_metrics({"final": weight[0], "began": first}, step=10)
+hvd.shutdown()
+"""
+
+
+def test_a_script_that_asks_the_worker_resumes(small: Jobs, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(SCRIPT)
+    job = TrainingJob.parse(
+        {"name": "script", "script": {"path": str(tmp_path / "script.py")}, "parallelism": {"world_size": 2}}
+    )
+    attempt = small.claim(job, "script")
+    first = small.start(attempt)
+    assert first.wait() == [82, 82], first.log()
+    second = small.start(attempt, world=2)
+    assert second.wait() == [0, 0], second.log()
+    last = {record.key: record.value for record in small.journal(attempt)}
+    assert (last["began"], last["final"]) == (4.0, 55.0)
 
 
 def test_finished_training_goes_straight_to_its_end(small: Jobs) -> None:

@@ -95,7 +95,8 @@ class Trainer:
     def _begin(self) -> None:
         """Go on from the newest checkpoint, else from the initial weights; the same bits on all ranks."""
         saved: list[Saved] = []
-        document = self._group.share(lambda: self._restore(saved))
+        with self._worker.busy(0):
+            document = self._group.share(lambda: self._restore(saved))
         if document is not None:
             self._adopt(document, saved[0] if saved else None)
         elif self._job.init is not None:
@@ -130,7 +131,8 @@ class Trainer:
             source = finetune.read(init.model_uri, self._job.storage)
             return finetune.load(self.setup.net, init, source, labels=self.setup.labels).to_document()
 
-        started: dict[str, Any] = self._group.share(load)
+        with self._worker.busy(0):
+            started: dict[str, Any] = self._group.share(load)
         self.at.started, self.at.parent = started, started["parent"]
         counts = {kind: len(started[kind]) for kind in ("loaded", "skipped", "new")}
         counts["frozen"] = len(self.setup.frozen)

@@ -101,7 +101,8 @@ def fetch_dataset(dataset: Dataset, job: Any, worker: Worker) -> Path:
     session = None if worker.world_dir is None else f"{scratch}/{worker.world_dir.name}"
     # Beside the attempts of all jobs: <workdir>/<job key>/<attempt>.
     cache = scratch.parents[1] / ".datasets" if len(scratch.parents) > 1 else scratch / ".datasets"
-    return fetch(dataset.manifest_uri, dataset.version, cache, storage=job.storage, session=session)
+    with worker.busy(0):
+        return fetch(dataset.manifest_uri, dataset.version, cache, storage=job.storage, session=session)
 
 
 def _classes(train: Examples, labels: tuple[int, ...] | None) -> int:

@@ -22,8 +22,10 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from mxdist.runtime.checkpoint import Saved
 
 _BEAT_S = 0.5
+_BUSY_BEAT_S = 1.0
 _current: Worker | None = None
 
 
@@ -137,6 +140,24 @@ class Worker:
         self._beat_at = now
         beat = {"rank": self.rank, "pid": os.getpid(), "step": step, "time": time.time()}
         _replace(self.world_dir / f"rank-{self.rank}.beat.json", beat)
+
+    @contextmanager
+    def busy(self, step: int) -> Iterator[None]:
+        """Beat while something runs that may take long and ends by itself: a download has time limits of its own."""
+        done = threading.Event()
+
+        def keep_beating() -> None:
+            while not done.wait(_BUSY_BEAT_S):
+                self.beat(step)
+
+        self.beat(step)
+        thread = threading.Thread(target=keep_beating, name="mxdist-busy", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def progress(
         self,
