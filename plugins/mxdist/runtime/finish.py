@@ -91,8 +91,7 @@ class Tracker:
         if self._forwarder is None:
             return None
         try:
-            self._forwarder.drain(DRAIN_S)
-            return self._forwarder.close(outcome.state, cause=outcome.cause, model_dir=model)
+            return self._forwarder.close(outcome.state, cause=outcome.cause, model_dir=model, timeout_s=DRAIN_S)
         except Exception:
             log.exception("tracking could not be closed; `mxdist reconcile` completes it later")
             return None

@@ -7,6 +7,7 @@ anyway, and log lines stay in their files.
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
 import threading
@@ -20,7 +21,11 @@ from mxdist.runtime.logs import LogMirror
 from mxdist.store import Attempt, CancelIntent, State
 from mxdist.store.sequence import numbered
 
+log = logging.getLogger("mxdist.supervisor")
+
 PERIOD_S = 1.0
+_LATER_PERIOD_S = 2.0
+_YOUNG_S = 60.0  # people watch a job closely in its first minute; later, half the requests are enough
 _FENCE_EVERY_S = 5.0
 _MAX_BACKOFF_S = 15.0
 _LOW_PRIORITY = 10
@@ -31,16 +36,12 @@ class Reporter:
 
     :param incarnation: which supervisor of the attempt this is.
     :param wake: called when there is news: a cancel intent, or a newer attempt or supervisor.
-    :param say: takes a line for the supervisor's own log.
     """
 
-    def __init__(
-        self, attempt: Attempt, folder: Path, *, incarnation: int, wake: Callable[[], None], say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, attempt: Attempt, folder: Path, *, incarnation: int, wake: Callable[[], None]) -> None:
         self._attempt = attempt
         self._incarnation = incarnation
         self._wake = wake
-        self._say = say
         self._logs = LogMirror(attempt, folder)  # only the reporter's thread touches it
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: list[threading.Event] = []
@@ -48,6 +49,7 @@ class Reporter:
         self._state = State()
         self._hurry = threading.Event()
         self._closing = False
+        self._began = time.monotonic()
         self._fence_at = 0.0
         self._failing = False
         self.cancel: CancelIntent | None = None
@@ -64,7 +66,7 @@ class Reporter:
 
     def note(self, text: str) -> None:
         """Add a line of the supervisor's own to the job's log."""
-        self._say(text)
+        log.info("%s", text)
         self._orders.put(lambda: self._logs.note(text))
 
     def world_started(self, number: int, ranks: int) -> None:
@@ -102,15 +104,15 @@ class Reporter:
         """Do one round; return how long to wait before the next."""
         try:
             self._round()
-        except MxdistError as error:
+        except Exception as error:  # this thread must not die: it is the one that hears of cancels
             if not self._failing:
-                self._say(f"the run store does not answer, trying again: {error}")
+                log.warning("trying again: %s", error, exc_info=not isinstance(error, MxdistError))
             self._failing = True
             return min(max(pause_s * 2, 2.0), _MAX_BACKOFF_S)
         if self._failing:
-            self._say("the run store answers again")
+            log.info("the run store answers again")
         self._failing = False
-        return PERIOD_S
+        return PERIOD_S if time.monotonic() - self._began < _YOUNG_S else _LATER_PERIOD_S
 
     def _round(self) -> None:
         if not self._resumed:

@@ -80,7 +80,7 @@ class Supervisor:
         self._job = attempt.claim.parsed()
         self._limits = self._job.limits
         self._host = os.uname().nodename
-        self._reporter = Reporter(attempt, place.folder, incarnation=incarnation, wake=wake.call, say=log.info)
+        self._reporter = Reporter(attempt, place.folder, incarnation=incarnation, wake=wake.call)
         self._tracker = Tracker(attempt, self._job, place.folder / "journal.jsonl", _plan_params(plan))
         self._finisher = Finisher(attempt, self._job, place.folder, self._tracker, lambda: wake.terminated)
         seen = attempt.read_state()
@@ -106,8 +106,8 @@ class Supervisor:
         while True:
             try:
                 ended = self._one_world()
-            except LaunchError as error:
-                ended = Ended(failure=Failure(Cause("internal", str(error), error.retryable, host=self._host), False))
+            except (LaunchError, OSError) as error:
+                ended = Ended(failure=Failure(Cause("internal", str(error), True, host=self._host), restart=False))
             failure = ended.failure
             if ended.stop is not None or failure is None:
                 return self._outcome(ended)

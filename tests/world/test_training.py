@@ -1,0 +1,126 @@
+"""mxdist's own loop under the supervisor, with MLflow: trained, published, recorded, preempted, resumed, replayed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from world.conftest import Jobs, log_of, wait_until
+
+from mxdist.cli.reconcile import reconcile
+from mxdist.data.stage import stage
+from mxdist.spec import JobState, TrainingJob, parse_job
+from stack.mlflow import Mlflow
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> dict[str, Any]:
+    """Two classes of 8 x 8 images that anything can tell apart."""
+    chance = np.random.default_rng(0)
+    for split, count in (("train", 64), ("validation", 16), ("test", 16)):
+        folder = tmp_path / "source" / split
+        folder.mkdir(parents=True)
+        labels = np.arange(count) % 2
+        images = chance.integers(0, 60, (count, 1, 8, 8)) + 150 * labels[:, None, None, None]
+        np.save(folder / "x.npy", images.astype(np.uint8))
+        np.save(folder / "y.npy", labels.astype(np.int64))
+    staged = stage(str(tmp_path / "source"), str(tmp_path / "data"), "toy")
+    return {"manifest_uri": staged["manifest_uri"], "version": staged["version"]}
+
+
+def job_on(dataset: dict[str, Any], **changes: Any) -> TrainingJob:
+    job = parse_job({
+        "name": "toy", "model": {"name": "mlp"}, "dataset": dataset, "batch_size": 16, "epochs": 3,
+        "parallelism": {"world_size": 2}, "limits": {"grace_s": 60, "max_restarts": 2}, **changes,
+    })  # fmt: skip
+    assert isinstance(job, TrainingJob)
+    return job
+
+
+def tracked(server: Mlflow, test: str) -> dict[str, Any]:
+    """Return the tracking of a job in an experiment of its own."""
+    return {"uri": server.url, "experiment": test, "registered_model": f"model-{test}"}
+
+
+def runs_of(server: Mlflow, experiment: str) -> list[Any]:
+    """Return the experiment's runs; none while the server does not know it."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(server.url)
+    found = client.get_experiment_by_name(experiment)
+    return list(client.search_runs([found.experiment_id])) if found else []
+
+
+def test_model_is_trained_published_and_recorded(jobs: Jobs, dataset: dict[str, Any], mlflow_server: Mlflow) -> None:
+    attempt = jobs.submit(job_on(dataset, tracking=tracked(mlflow_server, "whole"))).attempt
+    result = jobs.result(attempt)
+
+    assert result.state is JobState.SUCCEEDED, result.cause
+    assert result.steps == 12
+    assert result.tracking_complete
+    assert result.model_uri == f"{attempt.store.uri}/model"
+    manifest = json.loads((Path(str(result.model_uri)) / "manifest.json").read_text())
+    assert manifest["digest"] == result.model_digest
+    (run,) = runs_of(mlflow_server, "whole")
+    assert (run.info.run_id, run.info.status) == (result.mlflow_run_id, "FINISHED")
+    assert result.registered_version == "1"
+    state = attempt.read_state()
+    assert (state.state, state.epoch, state.epochs, state.step) == (JobState.SUCCEEDED, 3, 3, 12)
+
+
+def test_preempted_training_goes_on_from_its_checkpoint(jobs: Jobs, dataset: dict[str, Any]) -> None:
+    job = job_on(dataset, epochs=2000)
+    first = jobs.submit(job).attempt
+    wait_until(lambda: first.read_state().step > 8, "some steps")
+    os.kill(jobs.supervisor(first), signal.SIGTERM)
+    result = jobs.result(first)
+    assert result.state is JobState.PREEMPTED
+    assert result.steps > 8
+
+    second = jobs.submit(job).attempt
+    assert second.claim.origin == 1
+    wait_until(lambda: second.read_state().step >= result.steps, "steps beyond the first attempt's")
+    jobs.client.cancel(second, by="user", reason="test")
+    records = [record for _, chunk in second.journal.read() for record in chunk["records"]]
+    assert min(record["step"] for record in records) >= result.steps, "nothing is computed twice"
+
+
+def test_killed_rank_goes_on_from_the_last_checkpoint(jobs: Jobs, dataset: dict[str, Any]) -> None:
+    attempt = jobs.submit(job_on(dataset, epochs=2000, checkpoints={"every_steps": 4})).attempt
+    wait_until(lambda: attempt.read_state().step > 8, "some steps")
+    os.kill(jobs.rank_pids(attempt, 2)[1], signal.SIGKILL)
+    wait_until(lambda: attempt.read_state().world == 2, "the second world")
+    step = wait_until(lambda: attempt.read_state().ranks and attempt.read_state().step, "its steps")
+    jobs.client.cancel(attempt, by="user", reason="test")
+
+    assert step > 4
+    assert any("rank 1 was killed by SIGKILL" in line for line in log_of(attempt))
+
+
+def test_mlflow_away_from_the_start_is_told_later(jobs: Jobs, dataset: dict[str, Any], mlflow_server: Mlflow) -> None:
+    mlflow_server.stop()
+    attempt = jobs.submit(job_on(dataset, tracking=tracked(mlflow_server, "late"))).attempt
+    result = jobs.result(attempt)
+    assert result.state is JobState.SUCCEEDED, result.cause
+    assert not result.tracking_complete
+
+    mlflow_server.start()
+    assert [good for _, good in reconcile(jobs.client)] == [True]
+    (run,) = runs_of(mlflow_server, "late")
+    assert run.info.status == "FINISHED"
+    assert run.data.metrics
+
+
+def test_cancelled_training_is_killed_in_mlflow(jobs: Jobs, dataset: dict[str, Any], mlflow_server: Mlflow) -> None:
+    job = job_on(dataset, epochs=2000, tracking=tracked(mlflow_server, "cancelled"))
+    attempt = jobs.submit(job).attempt
+    wait_until(lambda: attempt.read_state().mlflow_run_id, "the run")
+    assert jobs.client.cancel(attempt, by="user", reason="test", wait_s=240).state is JobState.CANCELLED
+
+    (run,) = runs_of(mlflow_server, "cancelled")
+    assert run.info.status == "KILLED"
