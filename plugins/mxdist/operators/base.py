@@ -194,7 +194,7 @@ class JobOperator(BaseOperator):
         result = latest.result()
         if result is None:
             self.log.info("The task was cleared: ending attempt %d of job %s.", latest.number, key)
-            client.cancel(latest, by="airflow", reason="the task was cleared")
+            client.cancel(latest, by="user", reason="the task was cleared")
         elif result.state.value == "SUCCEEDED":
             latest.hand_over()
 
