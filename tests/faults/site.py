@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +34,18 @@ def wait_for(condition: Callable[[], T], what: str, timeout_s: float = GENEROUS_
         assert time.monotonic() < give_up, f"waited {timeout_s:g} s in vain for {what}"
         time.sleep(0.2)
     return value
+
+
+def end_of(attempt: Attempt) -> Result:
+    """Wait for the result of an attempt."""
+    wait_for(lambda: attempt.result() is not None, f"attempt {attempt.number} of {attempt.claim.job_key} to end")
+    result = attempt.result()
+    assert result is not None
+    return result
+
+
+def _is_gone(token: str) -> bool:
+    return not processes.find(token)
 
 
 def kill(*pids: int) -> None:
@@ -135,7 +148,7 @@ class Run:
 
     def result(self) -> Result:
         """Wait for the result of the one attempt."""
-        return wait_for(self.attempt().result, f"the result of {self.run_id}")
+        return end_of(self.attempt())
 
     def supervisor(self) -> int:
         """Return the process id of the last supervisor."""
@@ -147,7 +160,7 @@ class Run:
     def gone(self) -> None:
         """Wait until no process of any attempt is left."""
         for attempt in self.attempts():
-            wait_for(lambda attempt=attempt: not processes.find(attempt.claim.token), f"all of {self.run_id} to end")
+            wait_for(partial(_is_gone, attempt.claim.token), f"the processes of {self.run_id} to end")
 
     def records(self) -> list[Record]:
         """Return the MLflow runs of the job, oldest first."""

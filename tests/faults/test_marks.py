@@ -1,0 +1,101 @@
+"""A deferred task is marked failed, marked success, cleared, or its time is up: its job ends, and all three say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from faults.site import RANKS, Run, Site, Trained, end_of, wait_for
+
+from mxdist.store import Attempt, Result
+
+HELD = [f"epoch-2-rank-{rank}" for rank in range(RANKS)]
+DEADLINE_S = 45.0
+
+ACTS: dict[str, Callable[[Run], None]] = {
+    "failed": lambda run: run.mark("failed"),
+    "success": lambda run: run.mark("success"),
+    "cleared": lambda run: run.clear(),
+    "deadline": lambda run: None,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(site: Site) -> dict[str, Run]:
+    """One run for each act, done while every rank was in its training and the task deferred."""
+    limits = {"deadline": {"deadline_s": DEADLINE_S}}
+    runs = {name: site.train(f"marked-{name}", hold=HELD, **limits.get(name, {})) for name in ACTS}
+    for name, run in runs.items():
+        if name != "deadline":
+            for barrier in HELD:
+                run.reached(barrier)
+            run.in_state("deferred")
+        ACTS[name](run)
+    return runs
+
+
+def _first(run: Run) -> tuple[Attempt, Result]:
+    """Wait for the end of the first attempt; return it."""
+    attempt = wait_for(run.attempts, f"{run.run_id} to be submitted")[0]
+    return attempt, end_of(attempt)
+
+
+def test_marked_failed(runs: dict[str, Run]) -> None:
+    run = runs["failed"]
+    attempt, result = _first(run)
+    run.gone()
+    assert run.ended()["state"] == "failed"
+    assert result.state.value == "CANCELLED"
+    assert _cancelled_by(attempt) == ("user", False)
+    (record,) = run.recorded_as("KILLED")
+    assert record.tags["mxdist.state"] == "CANCELLED"
+    assert "mxdist.marked_success" not in record.tags
+    assert len(run.attempts()) == 1
+
+
+def test_marked_success(runs: dict[str, Run]) -> None:
+    run = runs["success"]
+    attempt, result = _first(run)
+    run.gone()
+    assert run.ended()["state"] == "success"
+    assert result.state.value == "CANCELLED"
+    assert _cancelled_by(attempt) == ("user", True)
+    (record,) = run.recorded_as("KILLED")
+    assert record.tags["mxdist.marked_success"] == "true"
+    assert len(run.attempts()) == 1
+
+
+def test_cleared(runs: dict[str, Run], undisturbed: Trained) -> None:
+    run = runs["cleared"]
+    attempt, result = _first(run)
+    assert result.state.value == "CANCELLED"
+    assert _cancelled_by(attempt) == ("user", False)
+    run.release()
+    assert run.ended()["state"] == "success"
+    run.gone()
+    first, second = run.attempts()
+    assert second.claim.origin == second.number, "a clear starts again"
+    again = second.result()
+    assert again is not None
+    assert (again.state.value, again.model_digest) == ("SUCCEEDED", undisturbed.model_digest)
+    killed, finished = run.recorded_as("KILLED", "FINISHED")
+    assert run.site.records.history(finished.run_id, "loss") == undisturbed.losses
+    assert killed.tags["mxdist.attempt"] == str(first.number)
+
+
+def test_deadline(runs: dict[str, Run]) -> None:
+    run = runs["deadline"]
+    attempt, result = _first(run)
+    run.gone()
+    assert run.ended()["state"] == "failed"
+    assert run.task()["try_number"] == 1, "another try would only pass the deadline again"
+    assert result.state.value == "DEADLINE"
+    assert result.ended_at - attempt.claim.submitted_at >= DEADLINE_S
+    (record,) = run.recorded_as("FAILED")
+    assert record.tags["mxdist.state"] == "DEADLINE"
+
+
+def _cancelled_by(attempt: Attempt) -> tuple[str, bool]:
+    intent = attempt.cancel_intent()
+    assert intent is not None
+    return intent.by, intent.marked_success
