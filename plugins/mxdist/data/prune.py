@@ -14,11 +14,11 @@ import socket
 import time
 import uuid
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypedDict
 
 from mxdist.data.manifest import DatasetStore, open_dataset
-from mxdist.errors import DataError, NotFound, StoreError
+from mxdist.errors import DataError, MxdistError, NotFound, StoreError
 from mxdist.spec.cluster import Storage
 from mxdist.store import Credentials
 
@@ -77,8 +77,9 @@ def prune_dataset(
         _refuse_while_staging(dataset)
         plan = _plan(dataset, keep, protect, max_share)
         dataset.store.write_json(key, {"at": time.time(), "versions": plan.versions, "blobs": list(plan.blobs)})
-    except DataError:
-        dataset.store.delete([key])
+    except MxdistError:  # nothing was deleted yet
+        with suppress(StoreError):
+            dataset.store.delete([key])
         raise
     # Ours, and those of prunes that were killed.
     for started in [entry.key for entry in dataset.store.list("pruning/")]:
@@ -184,18 +185,23 @@ def announced(dataset: DatasetStore) -> Iterator[None]:
 
 
 def _wait_for_prunes(dataset: DatasetStore) -> None:
+    """Wait for the prunes that are there now; one that comes later sees our announcement and gives up."""
     until = time.monotonic() + _PATIENCE_S
-    while started := list(_announcements(dataset, "pruning/")):
-        for key, document in started:
+    waiting = dict(_announcements(dataset, "pruning/"))
+    while waiting:
+        for key, document in waiting.items():
             if time.time() - document["at"] > _PRUNING_OLD_S:
                 _finish(dataset, key)
-            elif time.monotonic() > until:
-                raise DataError(
-                    f"a prune of {dataset.store.uri} does not end.",
-                    hint="Run the prune again to finish it.",
-                    retryable=True,
-                )
-        time.sleep(_POLL_S)
+        still = {entry.key for entry in dataset.store.list("pruning/")}
+        waiting = {key: document for key, document in waiting.items() if key in still}
+        if waiting and time.monotonic() > until:
+            raise DataError(
+                f"a prune of {dataset.store.uri} does not end.",
+                hint="Run the prune again to finish it.",
+                retryable=True,
+            )
+        if waiting:
+            time.sleep(_POLL_S)
 
 
 def _announcements(dataset: DatasetStore, prefix: str) -> Iterator[tuple[str, Any]]:

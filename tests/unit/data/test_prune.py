@@ -127,7 +127,7 @@ def test_a_listing_that_breaks_off_stops_it(
     place: Place, three: list[str], monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     """A listing that fails on its second page once made tools delete what they had not seen: aws/aws-cli#1481."""
-    before = [key for key in place.keys() if not key.startswith("pruning/")]
+    before = place.keys()
     kind, whole = type(place.store()), type(place.store()).list
 
     def broken(self: Any, start: str = "", *, after: str = "") -> Iterator[Entry]:
@@ -139,7 +139,7 @@ def test_a_listing_that_breaks_off_stops_it(
         patch.setattr(kind, "list", broken)
         with pytest.raises(StoreError, match="broke off"):
             place.prune(keep=1)
-    assert [key for key in place.keys() if not key.startswith("pruning/")] == before
+    assert place.keys() == before
 
 
 def test_a_prune_under_a_staging_gives_up(place: Place, three: list[str]) -> None:
@@ -200,19 +200,19 @@ def test_a_prune_that_was_killed_is_finished(place: Place, three: list[str], fil
 def test_stagings_and_prunes_at_once_leave_whole_versions(place: Place, fill: Fill, tmp_path: Path) -> None:
     """Two versions alternate over shared blobs while another thread prunes all it can."""
     sources = [fill({"own": b"%d" % turn, "shared": b"shared"}, f"source{turn}") for turn in range(3)]
-    done = threading.Event()
+    done, refused = threading.Event(), list[DataError]()
 
     def keep_pruning() -> None:
         while not done.is_set():
             try:
                 place.prune(keep=1)
             except DataError as error:
-                assert error.retryable, error
+                refused.append(error)
 
     thread = threading.Thread(target=keep_pruning)
     thread.start()
     try:
-        for turn in range(9):
+        for turn in range(6):
             staged = place.stage(sources[turn % 3], as_of=f"2026-12-{turn + 1:02}")
             folder = place.fetch(staged, tmp_path / "caches" / str(turn))
             assert set(content(folder)) == {"own", "shared"}
@@ -220,3 +220,4 @@ def test_stagings_and_prunes_at_once_leave_whole_versions(place: Place, fill: Fi
         done.set()
         thread.join(120)
     assert not thread.is_alive()
+    assert [str(error) for error in refused if not error.retryable] == []

@@ -20,6 +20,8 @@ from unit.data.spy import Requests
 from mxdist.errors import DataError
 from mxdist.store.folder import FolderStore
 
+IN_FLIGHT = 8  # uploads of small files at once
+
 Fill = Callable[..., Path]
 
 
@@ -195,9 +197,11 @@ def test_a_killed_staging_is_invisible_and_goes_on(s3: Place, fill: Fill, tmp_pa
     assert s3.keys(prefix="manifests/") == s3.keys(prefix="history/") == []
 
     second = finished(s3.process(do="stage", source=str(source)))
-    assert second["answer"]["uploaded_files"] == 1500 - len(sent)
+    missing = 1500 - len(sent)
+    # What was on its way when the process died may have arrived cut short, and is sent again.
+    assert missing <= second["answer"]["uploaded_files"] <= missing + IN_FLIGHT
     put = [path for method, path in second["requests"] if method == "PUT" and "/blobs/" in path]
-    assert len(put) == 1500 - len(sent)
+    assert len(put) == second["answer"]["uploaded_files"]
     assert content(s3.fetch(second["answer"], tmp_path / "cache")) == {path: sha(data) for path, data in files.items()}
 
 
