@@ -32,8 +32,8 @@ def table() -> str:
             kinds.setdefault(row, []).append(kind)
     head = "| field | value | default | what it is | kind |\n|---|---|---|---|---|\n"
     return head + "".join(
-        f"| `{row[0]}` | {row[1]} | {row[2]} | {row[3]} | {' '.join(kinds[row]) if len(kinds[row]) == 1 else 'both'} |\n"
-        for row in kinds
+        f"| `{name}` | {value} | {default} | {meaning} | {found[0] if len(found) == 1 else 'both'} |\n"
+        for (name, value, default, meaning), found in kinds.items()
     )
 
 

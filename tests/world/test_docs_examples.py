@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from support.pages import REPOSITORY, example, examples
 from world.conftest import GENEROUS_S, Jobs, log_of, wait_until
 
 import mxdist
 from mxdist.data.stage import stage
-from mxdist.spec import JobState, parse_job
+from mxdist.spec import JobState, Split, TrainingJob, parse_job
 from mxdist.store import Attempt, JobRun, Result, open_store
+from support.pages import REPOSITORY, example, examples
 
 
 @dataclass
@@ -82,10 +82,10 @@ def test_worker_runs_under_the_command_line(terminal: Terminal) -> None:
 
 
 def test_worker_stops_with_a_checkpoint_and_goes_on(jobs: Jobs) -> None:
-    endless = str(10**9)
     job = jobs.job(example("worker"), ranks=2, grace_s=60)
     assert job.script is not None
-    job = job.model_copy(update={"script": job.script.model_copy(update={"args": (endless,)})})
+    endless = job.script.model_copy(update={"args": (str(10**9),)})
+    job = job.model_copy(update={"script": endless})
     first = jobs.submit(job).attempt
     wait_until(lambda: first.read_state().step > 60, "some steps")
     os.kill(jobs.supervisor(first), 15)
@@ -118,8 +118,7 @@ def test_recipe_trains_on_two_ranks(jobs: Jobs, tmp_path: Path) -> None:
     source.mkdir()
     np.save(source / "x.npy", (labels[:, None] * 200 + numbers.randint(0, 50, (40, 6))).astype(np.uint8))
     np.save(source / "y.npy", labels)
-    split = parse_split()
-    staged = stage(str(source), str(tmp_path / "data"), "blobs", split=split)
+    staged = stage(source, str(tmp_path / "data"), "blobs", split=Split(train=0.6, validation=0.2, test=0.2))
     job = parse_job(
         {
             "name": "recipe",
@@ -130,13 +129,8 @@ def test_recipe_trains_on_two_ranks(jobs: Jobs, tmp_path: Path) -> None:
             "epochs": 2,
         }
     )
-    attempt = jobs.submit(job).attempt  # type: ignore[arg-type]
+    assert isinstance(job, TrainingJob)
+    attempt = jobs.submit(job).attempt
     result = jobs.result(attempt)
     assert result.state is JobState.SUCCEEDED, log_of(attempt)
     assert {"train_loss", "validation_accuracy", "validation_loss"} <= result.metrics.keys()
-
-
-def parse_split() -> object:
-    from mxdist.spec import Split
-
-    return Split(train=0.6, validation=0.2, test=0.2)
