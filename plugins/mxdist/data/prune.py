@@ -13,7 +13,7 @@ import os
 import socket
 import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, TypedDict
 
@@ -81,9 +81,10 @@ def prune_dataset(
         with suppress(StoreError):
             dataset.store.delete([key])
         raise
-    # Ours, and those of prunes that were killed.
-    for started in [entry.key for entry in dataset.store.list("pruning/")]:
-        _finish(dataset, started)
+    _finish(dataset, key)
+    for other, document in _announcements(dataset, "pruning/"):
+        if _was_killed(document):
+            _finish(dataset, other)
     return plan.answer(dry_run=False)
 
 
@@ -139,6 +140,11 @@ def _spare_named(dataset: DatasetStore, blobs: dict[str, int], without: set[str]
                 blobs.pop(digest, None)
 
 
+def _was_killed(announcement: Mapping[str, Any]) -> bool:
+    """Return whether a prune began so long ago that another may finish it; a live one must keep its announcement."""
+    return bool(time.time() - announcement["at"] > _PRUNING_OLD_S)
+
+
 def _finish(dataset: DatasetStore, key: str) -> None:
     """Delete what an announced prune named: manifests first, so that no visible version ever lacks a blob."""
     try:
@@ -190,14 +196,14 @@ def _wait_for_prunes(dataset: DatasetStore) -> None:
     waiting = dict(_announcements(dataset, "pruning/"))
     while waiting:
         for key, document in waiting.items():
-            if time.time() - document["at"] > _PRUNING_OLD_S:
+            if _was_killed(document):
                 _finish(dataset, key)
         still = {entry.key for entry in dataset.store.list("pruning/")}
         waiting = {key: document for key, document in waiting.items() if key in still}
         if waiting and time.monotonic() > until:
             raise DataError(
                 f"a prune of {dataset.store.uri} does not end.",
-                hint="Run the prune again to finish it.",
+                hint="If it was killed, the next staging or prune an hour after its start finishes it.",
                 retryable=True,
             )
         if waiting:

@@ -221,3 +221,10 @@ def test_stagings_and_prunes_at_once_leave_whole_versions(place: Place, fill: Fi
         thread.join(120)
     assert not thread.is_alive()
     assert [str(error) for error in refused if not error.retryable] == []
+
+
+def test_a_prune_leaves_the_announcement_of_another_alone(place: Place, three: list[str]) -> None:
+    """While it stands, no staging relies on blobs that the other is about to delete."""
+    place.store().write_json("pruning/other.json", {"at": time.time(), "versions": [], "blobs": []})
+    assert len(place.prune(keep=1)["versions"]) == 2
+    assert place.keys(prefix="pruning/") == ["pruning/other.json"]
