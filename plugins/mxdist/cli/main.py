@@ -15,7 +15,7 @@ import mxdist
 from mxdist.cli import setting
 from mxdist.cli.follow import Follower, describe_progress, describe_result, exit_code
 from mxdist.cli.reconcile import reconcile
-from mxdist.errors import MxdistError
+from mxdist.errors import MxdistError, NotFound
 from mxdist.launch import JobClient
 from mxdist.spec import Job, job_schema
 from mxdist.store import Attempt
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
         result = follower.until_end()
     except KeyboardInterrupt:
         print("mxdist: cancelling; once more Ctrl-C leaves the job to its supervisor", file=sys.stderr)
-        attempt = attempt or client.attempt(setting.job_key(options, job))
+        attempt = attempt or _interrupted(options, job, client)
         follower = Follower(client, attempt)
         result = client.cancel(attempt, by="cli", reason="Ctrl-C")
     follower.print_new()
@@ -137,6 +137,20 @@ def _submit(options: argparse.Namespace, job: Job, client: JobClient) -> tuple[A
     key = setting.job_key(options, job)
     submission = client.submit(job, key, source=setting.source(), secrets=setting.secrets())
     return submission.attempt, submission.how
+
+
+def _interrupted(options: argparse.Namespace, job: Job, client: JobClient) -> Attempt:
+    """Return the attempt that runs, after a Ctrl-C in the middle of its submission.
+
+    :raises KeyboardInterrupt: nothing was started; what has ended before is not what was interrupted.
+    """
+    try:
+        attempt = client.attempt(setting.job_key(options, job))
+    except NotFound:
+        raise KeyboardInterrupt from None
+    if attempt.result() is not None:
+        raise KeyboardInterrupt
+    return attempt
 
 
 def _revive(client: JobClient, attempt: Attempt) -> None:

@@ -51,7 +51,7 @@ def attempt(options: argparse.Namespace, found: JobClient) -> Attempt:
     """Return the attempt that the options name: by a job key, or by a job file."""
     key = str(options.job)
     if Path(key).is_file():
-        key = job_key_for_cli(read_job(Path(key), options.set))
+        key = job_key_for_cli(job(options))
     return found.attempt(key, options.attempt)
 
 

@@ -223,7 +223,8 @@ def _over(attempt: Attempt) -> bool:
 def _origin(latest: Attempt, job: TrainingJob | EvaluationJob) -> int | None:
     """Return the origin that a new attempt continues, or None if it must begin from scratch."""
     result = latest.result()
-    if result is None or not result.state.resumable or latest.cancel_intent() is not None:
+    intent = latest.cancel_intent()
+    if result is None or not result.state.resumable or (intent is not None and intent.by != "deadline"):
         return None
     try:
         before = latest.claim.parsed()

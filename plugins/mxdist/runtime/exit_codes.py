@@ -1,4 +1,7 @@
-"""The exit codes by which a rank tells its supervisor what happened. Those of a foreign script mean nothing here."""
+"""The exit codes by which a rank tells its supervisor what happened.
+
+A script may end with one of them too, to say the same; any other code but 0 says only that it failed.
+"""
 
 from __future__ import annotations
 

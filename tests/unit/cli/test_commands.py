@@ -164,6 +164,17 @@ def test_submit_status_logs_cancel(shell: Shell) -> None:
     assert json.loads(shell.run("status", "--json")[1]) == [{"job_key": key, "attempt": 1, "state": "CANCELLED"}]
 
 
+def test_job_file_names_the_same_job_under_the_same_options(shell: Shell) -> None:
+    shell.write("print('done')")
+    options = ("job.yaml", "--endpoint-url", "http://127.0.0.1:9")  # of S3; the run store here is a folder
+    assert shell.run("run", *options)[0] == 0
+
+    for command in ("status", "logs"):
+        code, out, err = shell.run(command, *options)
+        assert (code, err) == (0, "")
+        assert out
+
+
 def test_followed_log_ends_with_the_job(shell: Shell) -> None:
     shell.write("import time\nfor n in range(5): print(n, flush=True); time.sleep(0.3)")
     key = shell.run("submit", "job.yaml")[1].split()[0]

@@ -107,6 +107,17 @@ def test_retry_goes_on_where_that_makes_sense(
     assert 1 in platform.killed, "the older one's processes are made sure to be dead"
 
 
+@pytest.mark.parametrize(("by", "origin"), [("deadline", 1), ("user", 2)])
+def test_whoever_ends_a_job_at_its_deadline_the_next_goes_on(
+    client: JobClient, platform: Paper, tmp_path: Path, by: str, origin: int
+) -> None:
+    first = client.submit(job_in(tmp_path), "job").attempt
+    platform.lives[1] = Life.DEAD
+    client.cancel(first, by=by, reason="its time was up", wait_s=0)
+
+    assert client.submit(job_in(tmp_path), "job").attempt.claim.origin == origin
+
+
 def test_changed_training_starts_from_scratch(client: JobClient, platform: Paper, tmp_path: Path) -> None:
     end(client.submit(job_in(tmp_path), "job").attempt, platform, JobState.FAILED)
 
