@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import threading
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ from mxdist.store.opening import Credentials
 _TRANSFER = TransferConfig(multipart_threshold=64 << 20, multipart_chunksize=16 << 20, max_concurrency=4)
 _ATTEMPTS = 10  # a server that asks to slow down is given a minute
 _DELETE_AT_ONCE = 1000  # S3 refuses more in one request
+_making_clients = threading.Lock()  # boto3's sessions are not safe to share, its clients are
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _PRESENT = {"412", "PreconditionFailed", "409", "ConditionalRequestConflict"}
 
@@ -30,22 +33,29 @@ def connect(endpoint_url: str | None, region: str | None, credentials: Credentia
     Checksums only where S3 demands them: trailers are refused by Ceph 16 and stored inside the object by others.
     """
     keys = credentials or Credentials.from_environment()
-    return boto3.session.Session().client(
-        "s3",
-        endpoint_url=endpoint_url,
-        region_name=region or "us-east-1" if endpoint_url else region,
-        aws_access_key_id=keys.access_key,
-        aws_secret_access_key=keys.secret_key,
-        aws_session_token=keys.session_token,
-        config=Config(
-            connect_timeout=5,
-            read_timeout=30,
-            retries={"mode": "adaptive", "total_max_attempts": int(os.environ.get("AWS_MAX_ATTEMPTS", _ATTEMPTS))},
-            request_checksum_calculation="when_required",
-            response_checksum_validation="when_required",
-            s3={"addressing_style": "path"} if endpoint_url else {},
-        ),
-    )
+    with _making_clients:
+        return _session().client(
+            "s3",
+            endpoint_url=endpoint_url,
+            region_name=region or "us-east-1" if endpoint_url else region,
+            aws_access_key_id=keys.access_key,
+            aws_secret_access_key=keys.secret_key,
+            aws_session_token=keys.session_token,
+            config=Config(
+                connect_timeout=5,
+                read_timeout=30,
+                retries={"mode": "adaptive", "total_max_attempts": int(os.environ.get("AWS_MAX_ATTEMPTS", _ATTEMPTS))},
+                request_checksum_calculation="when_required",
+                response_checksum_validation="when_required",
+                s3={"addressing_style": "path"} if endpoint_url else {},
+            ),
+        )
+
+
+@functools.cache
+def _session() -> Any:
+    """Return the one session of this process: each new one reads S3's description anew, ten times a client's cost."""
+    return boto3.session.Session()
 
 
 class S3Store(Store):
