@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -127,6 +129,33 @@ def test_cancelled_while_the_next_world_waits(jobs: Jobs) -> None:
     wait_until(lambda: attempt.read_state().world >= 2, "a restart")
 
     assert jobs.client.cancel(attempt, by="user", reason="test").state is JobState.CANCELLED
+
+
+def test_ranks_have_the_processors_first(jobs: Jobs) -> None:
+    attempt = jobs.submit(jobs.job("import time\ntime.sleep(100_000)")).attempt
+    rank, supervisor = jobs.rank_pids(attempt, 1)[0], jobs.supervisor(attempt)
+    session_nice = [_session_nice(pid) for pid in (rank, supervisor)]
+    own_nice = os.getpriority(os.PRIO_PROCESS, rank)
+    wait_until(lambda: 15 in _thread_nices(supervisor), "a thread that yields")
+    jobs.client.cancel(attempt, by="user", reason="test")
+
+    assert session_nice == ([0, 15] if Path("/proc/self/autogroup").exists() else [None, None])
+    assert own_nice == os.getpriority(os.PRIO_PROCESS, 0)
+
+
+def _session_nice(pid: int) -> int | None:
+    """Return the nice value of a process's whole session, where the kernel has one."""
+    path = Path(f"/proc/{pid}/autogroup")
+    return int(path.read_text().split()[-1]) if path.exists() else None
+
+
+def _thread_nices(pid: int) -> set[int]:
+    """Return the nice values of a process's threads; a thread that ends meanwhile does not count."""
+    found = set()
+    for name in os.listdir(f"/proc/{pid}/task"):
+        with contextlib.suppress(ProcessLookupError):
+            found.add(os.getpriority(os.PRIO_PROCESS, int(name)))
+    return found
 
 
 def _sockets(pid: int) -> set[str]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mxdist.barriers import reach
 from mxdist.errors import MxdistError, StoreError
+from mxdist.runtime.reporter import LOW_PRIORITY
 from mxdist.runtime.world import read_json, write_json
 from mxdist.spec import EvaluationJob, JobState, TrainingJob
 from mxdist.store import Attempt, Cause, Result
@@ -31,7 +32,6 @@ T = TypeVar("T")
 OUTCOME = "outcome.json"
 DRAIN_S = 60.0
 _PATIENCE_S = 3600.0
-_LOW_PRIORITY = 10
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ class Tracker:
 
     def _start(self) -> None:
         # Threads inherit the priority of the one that starts them: importing and talking to MLflow must not slow ranks.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
         try:
             from mxdist.tracking.forwarder import Forwarder
 

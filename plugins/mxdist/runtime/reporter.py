@@ -28,7 +28,8 @@ _LATER_PERIOD_S = 2.0
 _YOUNG_S = 60.0  # people watch a job closely in its first minute; later, half the requests are enough
 _FENCE_EVERY_S = 5.0
 _MAX_BACKOFF_S = 15.0
-_LOW_PRIORITY = 10
+LOW_PRIORITY = 15
+"""As a nice value: of everything that may wait while ranks compute."""
 
 
 class Reporter:
@@ -93,7 +94,7 @@ class Reporter:
         self._thread.join(timeout=60)
 
     def _run(self) -> None:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOW_PRIORITY)
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOW_PRIORITY)
         pause_s = 0.0
         while not self._closing:
             self._hurry.wait(pause_s)

@@ -10,6 +10,7 @@ It sleeps until a rank ends, a signal comes, or a second is over.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -29,7 +30,7 @@ from mxdist.launch.plan import Plan, base_environment, build_plan
 from mxdist.runtime import exit_codes
 from mxdist.runtime.blame import Failure, first_failure, judge
 from mxdist.runtime.finish import Finisher, Outcome, Tracker
-from mxdist.runtime.reporter import Reporter
+from mxdist.runtime.reporter import LOW_PRIORITY, Reporter
 from mxdist.runtime.wake import Wake
 from mxdist.runtime.watch import Pace, Watchdog
 from mxdist.runtime.world import Place, World, read_json, world_numbers, write_json
@@ -325,6 +326,7 @@ def _plan_params(plan: Plan) -> dict[str, Any]:
 
 def _supervise(place: Place, attempt: Attempt, incarnation: int, wake: Wake) -> None:
     log.info("supervisor %d of attempt %d of %s", incarnation, attempt.number, attempt.claim.job_key)
+    _yield_to_ranks()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     processes.terminate(place.token, grace_s=0, exclude=(os.getpid(), os.getppid()))
     if attempt.result() is not None:
@@ -344,6 +346,16 @@ def _supervise(place: Place, attempt: Attempt, incarnation: int, wake: Wake) -> 
         log.exception("the supervisor of %s failed", attempt.claim.job_key)
         processes.terminate(place.token, grace_s=0, exclude=(os.getpid(),))
         raise
+
+
+def _yield_to_ranks() -> None:
+    """Let the ranks have the processors first.
+
+    Where the kernel groups processes by session (its default outside of containers), a thread's nice value counts only
+    within its session, and the session has a value of its own. The ranks get sessions of their own.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(LOW_PRIORITY))
 
 
 def _take_secrets(path: Path) -> dict[str, str]:
