@@ -16,7 +16,7 @@ import os
 import queue
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow.listeners import hookimpl
@@ -39,6 +39,7 @@ class Note:
     """Something that ended.
 
     :param task_id: only this task; None: the whole DAG run.
+    :param at: when, in Unix seconds: a job that was submitted later is another life's.
     """
 
     dag_id: str
@@ -46,6 +47,7 @@ class Note:
     succeeded: bool
     task_id: str | None = None
     map_index: int = -1
+    at: float = field(default_factory=time.time, compare=False)
 
 
 @hookimpl
@@ -114,7 +116,9 @@ class Background:
             try:
                 settle(note)
             except Exception:
-                log.exception("Cannot settle %s; `mxdist reconcile` has to.", note)
+                log.exception(
+                    "Cannot settle %s: `mxdist cancel` ends its jobs, its MLflow parent run stays open.", note
+                )
             finally:
                 notes.task_done()
 
@@ -127,7 +131,7 @@ def _remember(note: Note) -> None:
     try:
         _BACKGROUND.put(note)
     except Exception:
-        log.exception("Cannot note %s; `mxdist reconcile` has to settle it.", note)
+        log.exception("Cannot note %s: `mxdist cancel` ends its jobs, its MLflow parent run stays open.", note)
 
 
 def settle(note: Note) -> None:
@@ -161,7 +165,9 @@ def _end_job(place: dict[str, Any], note: Note) -> None:
 
     hook = ClusterHook(place["mxdist_conn_id"])
     attempt = JobRun(hook.open(place["runs_uri"]), place["job_key"]).latest()
-    if attempt is None or attempt.result() is not None or attempt.cancel_intent() is not None:
+    if attempt is None or attempt.claim.submitted_at > note.at:
+        return
+    if attempt.result() is not None or attempt.cancel_intent() is not None:
         return
     what = "task" if note.task_id is not None else "DAG run"
     mark = "as success" if note.succeeded else "as failed"
@@ -190,5 +196,8 @@ def _bounded(work: Any, *args: Any) -> None:
                 log.warning("%s", error)
                 return
             time.sleep(_PAUSE_S)
+        except Exception:  # a deleted connection, say: the other jobs of the note must end all the same
+            log.exception("%s failed", work.__name__)
+            return
         else:
             return

@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
 
 def status(options: argparse.Namespace) -> int:
     """Print how a job stands, or all jobs of the store."""
-    client = setting.client(options)
+    client = setting.client_of_job(options)
     if options.job is None:
         _print_all(client, as_json=options.json)
         return 0
@@ -102,7 +102,7 @@ def status(options: argparse.Namespace) -> int:
 
 def logs(options: argparse.Namespace) -> int:
     """Print a job's log."""
-    client = setting.client(options)
+    client = setting.client_of_job(options)
     follower = Follower(client, setting.attempt(options, client), progress=None)
     if options.follow:
         follower.until_end()
@@ -112,7 +112,7 @@ def logs(options: argparse.Namespace) -> int:
 
 def cancel(options: argparse.Namespace) -> int:
     """End a job; return only when nothing of it is left."""
-    client = setting.client(options)
+    client = setting.client_of_job(options)
     attempt = setting.attempt(options, client)
     result = client.cancel(attempt, by="cli", reason=options.reason)
     print(describe_result(attempt, result))

@@ -42,6 +42,12 @@ def job(options: argparse.Namespace) -> TrainingJob | EvaluationJob:
     return found
 
 
+def client_of_job(options: argparse.Namespace) -> JobClient:
+    """Return the client for a job that is named by its key or by its file, whose storage counts then."""
+    named = options.job is not None and Path(options.job).is_file()
+    return client(options, job(options) if named else None)
+
+
 def job_key(options: argparse.Namespace, described: TrainingJob | EvaluationJob) -> str:
     """Return the key under which the job is submitted."""
     return options.key or job_key_for_cli(described)

@@ -218,8 +218,22 @@ class JobOperator(BaseOperator):
             raise LaunchError(f"Job {attempt.claim.job_key}, attempt {attempt.number} has no result yet.")
         self.push_links(context, result.mlflow_run_url)
         if result.state.value != "SUCCEEDED":
+            self.recorded(attempt, result)
             raise error_of(attempt, result)
         return self.hand_over(context, attempt, result)
+
+    def recorded(self, attempt: Attempt, result: Result) -> tuple[str | None, str | None, str | None]:
+        """Return run, page and version; what MLflow missed while it was away is told to it now, if it is back."""
+        known = (result.mlflow_run_id, result.mlflow_run_url, result.registered_version)
+        if result.tracking_complete or not self.mlflow_conn_id:
+            return known
+        from mxdist.tracking.replay import replay
+
+        mlflow = MlflowHook(self.mlflow_conn_id)
+        outcome = replay(attempt, attempt.claim.parsed(), login=mlflow.login(), uri=mlflow.uri)
+        if not outcome.complete:
+            self.log.warning("MLflow lacks some of this run (`mxdist reconcile` completes it): %s", outcome.message)
+        return outcome.run_id, outcome.run_url, outcome.registered_version
 
     def _wait(self, context: Context, attempt: Attempt, runs_uri: str, *, chunk: int = 0, line: int = 0) -> NoReturn:
         from mxdist.triggers.job import JobTrigger

@@ -84,6 +84,7 @@ class EvaluateModelOperator(JobOperator):
         """Return the scores, and who had them on which data: what a promotion needs."""
         job, trained = attempt.claim.job, self._trained()
         champion = job["tracking"]["tags"].get(_CHAMPION_TAG)
+        run_id, url, _ = self.recorded(attempt, result)
         return {
             "job_key": attempt.claim.job_key,
             "attempt": attempt.number,
@@ -95,8 +96,8 @@ class EvaluateModelOperator(JobOperator):
             "registered_model": self._model_name(),
             "challenger": _challenger(trained),
             "champion": None if champion is None else {"version": champion},
-            "mlflow_run_id": result.mlflow_run_id,
-            "mlflow_run_url": self._shown(result.mlflow_run_url),
+            "mlflow_run_id": run_id,
+            "mlflow_run_url": self._shown(url),
             "duration_s": round(result.duration_s, 3),
         }
 
@@ -120,5 +121,5 @@ def _challenger(trained: Mapping[str, Any]) -> dict[str, Any]:
     return {**{key: trained.get(key) for key in keys}, "dataset": named_dataset(trained.get("dataset"))}
 
 
-def _numbers(found: Mapping[str, Any]) -> dict[str, float]:
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+def _numbers(found: Mapping[str, Any]) -> dict[str, float | None]:
+    return {name: value for name, value in found.items() if value is None or isinstance(value, int | float)}

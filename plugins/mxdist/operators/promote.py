@@ -83,8 +83,9 @@ class PromoteModelOperator(BaseOperator):
         with as_airflow():
             mlflow, runs = MlflowHook(self.mlflow_conn_id), ClusterHook(self.mxdist_conn_id).runs()
             name = self.registered_model or self.evaluation["registered_model"]
+            challenger = self._challenger()
             promotion = Registry(runs, mlflow.uri, login=mlflow.login()).promote(
-                name, self._challenger(), self._champion(), self._rule(), by=_who(context)
+                name, challenger, self._champion(), self._rule(), by=_who(context)
             )
         decision = PROMOTED if promotion.promoted else KEPT
         self.log.info("%s: %s.", decision, promotion.reason)
@@ -93,7 +94,7 @@ class PromoteModelOperator(BaseOperator):
             "decision": decision,
             "reason": promotion.reason,
             "model": name,
-            "version": self.evaluation["challenger"]["registered_version"],
+            "version": challenger.version,
             "champion": promotion.champion,
             "previous": promotion.previous,
             "numbers": dict(promotion.numbers),

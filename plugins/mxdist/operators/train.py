@@ -132,7 +132,7 @@ class DistributedTrainOperator(JobOperator):
 
     def hand_over(self, context: Context, attempt: Attempt, result: Result) -> dict[str, Any]:
         """Return the model, its final metrics and where all of it is recorded."""
-        run_id, url, version = self._recorded(attempt, result)
+        run_id, url, version = self.recorded(attempt, result)
         self._push_model_link(context, version)
         job = attempt.claim.job
         return {
@@ -152,19 +152,6 @@ class DistributedTrainOperator(JobOperator):
             "duration_s": round(result.duration_s, 3),
             "samples_per_s": result.samples_per_s,
         }
-
-    def _recorded(self, attempt: Attempt, result: Result) -> tuple[str | None, str | None, str | None]:
-        """Return run, page and version; what MLflow missed while it was away is told to it now, if it is back."""
-        known = (result.mlflow_run_id, result.mlflow_run_url, result.registered_version)
-        if result.tracking_complete or not self.mlflow_conn_id:
-            return known
-        from mxdist.tracking.replay import replay
-
-        mlflow = MlflowHook(self.mlflow_conn_id)
-        outcome = replay(attempt, attempt.claim.parsed(), login=mlflow.login(), uri=mlflow.uri)
-        if not outcome.complete:
-            self.log.warning("MLflow lacks some of this run (`mxdist reconcile` completes it): %s", outcome.message)
-        return outcome.run_id, outcome.run_url, outcome.registered_version
 
     def push_links(self, context: Context, run_url: str | None) -> None:
         """Show the way to run and model."""

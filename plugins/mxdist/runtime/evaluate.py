@@ -78,14 +78,18 @@ def run(job: EvaluationJob, worker: Worker) -> dict[str, Any]:
 
     for role, uri in sorted(job.models.items()):
         scores[role] = _score_model(role, uri, job, x, y, labels, beat)
-        worker.log_metrics({f"{role}_{name}": scores[role][name] for name in ("accuracy", "loss")}, step=0)
+        worker.log_metrics(_finite(role, scores[role]), step=0)
         worker.progress(epoch=0, epochs=0, step=len(scores), steps=len(job.models))
-    metrics = {f"{role}_{name}": found[name] for role, found in scores.items() for name in ("accuracy", "loss")}
+    metrics = {name: value for role, found in scores.items() for name, value in _finite(role, found).items()}
     outputs = {"scores": scores, "dataset_version": job.dataset.version, "split": job.split, "labels": list(labels)}
     return {
         "state": "done", "metrics": metrics, "model_dir": None, "outputs": outputs, "steps": len(scores),
         "samples_per_s": None,
     }  # fmt: skip
+
+
+def _finite(role: str, found: dict[str, Any]) -> dict[str, float]:
+    return {f"{role}_{name}": found[name] for name in ("accuracy", "loss") if found[name] is not None}
 
 
 def _score_model(
@@ -113,7 +117,7 @@ def _score_model(
 def score_probabilities(
     probabilities: NDArray[np.float64], theirs: list[int], y: NDArray[Any], labels: tuple[int, ...]
 ) -> dict[str, Any]:
-    """Return accuracy, loss and counts per label.
+    """Return accuracy, loss and counts per label; accuracy and loss are None if a probability is not finite.
 
     :param theirs: the label that each of the model's classes stands for; it may know others than the data has.
     :param y: classes of the examples, by position in ``labels``.
@@ -131,9 +135,10 @@ def score_probabilities(
         }
         for label in labels
     }  # fmt: skip
+    sound = bool(np.isfinite(probabilities).all())
     return {
-        "accuracy": float(right.sum() / len(y)),
-        "loss": float(-np.log(np.clip(chosen, _LEAST_PROBABILITY, None)).sum() / len(y)),
+        "accuracy": float(right.sum() / len(y)) if sound else None,
+        "loss": float(-np.log(np.clip(chosen, _LEAST_PROBABILITY, None)).sum() / len(y)) if sound else None,
         "count": len(y),
         "per_label": per_label,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
@@ -39,8 +40,8 @@ class Position:
         return cls(**{key: value for key, value in document.items() if key in known})
 
     def dump(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return asdict(self)
+        """Return plain JSON values; a metric that is not finite has none."""
+        return {**asdict(self), "metrics": {name: v for name, v in self.metrics.items() if math.isfinite(v)}}
 
     @property
     def samples_per_s(self) -> float | None:

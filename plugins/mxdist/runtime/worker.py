@@ -178,7 +178,7 @@ class Worker:
             return
         document = {
             "epoch": epoch, "epochs": epochs, "step": step, "steps": steps, "samples_per_s": samples_per_s,
-            "metrics": {name: value for name, value in (metrics or {}).items() if math.isfinite(value)},
+            "metrics": {name: float(value) for name, value in (metrics or {}).items() if math.isfinite(value)},
             "time": time.time(),
         }  # fmt: skip
         _replace(self.world_dir / "progress.json", document)

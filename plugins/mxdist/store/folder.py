@@ -36,14 +36,14 @@ class FolderStore(Store):
         path = self._path(key)
         try:
             partial = self._partial(path)
-            partial.write_bytes(data)
-            _flush(partial)
             try:
+                partial.write_bytes(data)
+                _flush(partial)
                 os.link(partial, path)
             except FileExistsError:
                 return path.read_bytes() == data
             finally:
-                partial.unlink()
+                partial.unlink(missing_ok=True)
             _flush(path.parent)
         except OSError as error:
             raise _failed("create", path, error) from error

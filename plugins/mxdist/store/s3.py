@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import threading
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from mxdist.store.base import Entry, Store
 from mxdist.store.opening import Credentials
 
 _TRANSFER = TransferConfig(multipart_threshold=64 << 20, multipart_chunksize=16 << 20, max_concurrency=4)
+_CONFLICT_PAUSES_S = (0.05, 0.2, 1.0, 3.0)
 _ATTEMPTS = 10  # a server that asks to slow down is given a minute
 _DELETE_AT_ONCE = 1000  # S3 refuses more in one request
 _making_clients = threading.Lock()  # boto3's sessions are not safe to share, its clients are
@@ -87,7 +89,7 @@ class S3Store(Store):
 
     def create(self, key: str, data: bytes) -> bool:
         target = {"Bucket": self._bucket, "Key": self._root + key}
-        while True:
+        for pause_s in _CONFLICT_PAUSES_S:
             try:
                 self._client.put_object(**target, Body=data, IfNoneMatch="*")
             except ClientError as error:
@@ -96,10 +98,12 @@ class S3Store(Store):
                 try:
                     return self.read(key) == data
                 except NotFound:  # lost to a create that then failed, or to a delete: try again
+                    time.sleep(pause_s)
                     continue
             except BotoCoreError as error:
                 raise self._failed("create", key, error) from error
             return True
+        raise StoreError(f"cannot create {self.uri}/{key}: the server says that it is there, and that it is not.")
 
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[Entry]:
         pages = self._client.get_paginator("list_objects_v2").paginate(

@@ -15,11 +15,12 @@ from mxdist.errors import Problem, SpecError
 class Scores:
     """How a model did on a frozen evaluation set.
 
+    :param metrics: None stands for a value that is not finite, where JSON has no other way to say so.
     :param dataset_version: the version of that set.
     :param as_of: the end of the data interval that the model was *trained* on, ISO 8601.
     """
 
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     dataset_version: str = ""
     as_of: str | None = None
 
@@ -90,6 +91,8 @@ def _refusal(challenger: Scores, champion: Scores | None, rule: Rule) -> str:
 
 def _unusable(who: str, scores: Scores, metric: str) -> str:
     value = scores.metrics.get(metric)
+    if metric in scores.metrics and value is None:
+        return f"the {who}'s {metric} is not finite"
     if value is None:
         known = ", ".join(sorted(scores.metrics)) or "none"
         return f"the {who} has no {metric} (it has: {known})"
@@ -115,6 +118,8 @@ def _moment(text: str) -> datetime:
 
 def _not_better(challenger: Scores, champion: Scores, rule: Rule) -> str:
     mine, theirs = challenger.metrics[rule.metric], champion.metrics[rule.metric]
+    if mine is None or theirs is None:
+        return "a score is missing"
     gain = _exact(mine) - _exact(theirs) if rule.higher_is_better else _exact(theirs) - _exact(mine)
     if gain > 0 and gain >= _exact(rule.margin):
         return ""

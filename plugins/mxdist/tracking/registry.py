@@ -7,6 +7,7 @@ record's projection. An alias that somebody moved by hand is reported, and left 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -266,7 +267,7 @@ def _record(challenger: Candidate, decision: Decision, by: str) -> Champion:
     return Champion(
         version=challenger.version,
         run_id=challenger.run_id,
-        metrics={key: value for key, value in scores.metrics.items() if _finite(value)},
+        metrics={key: value for key, value in scores.metrics.items() if value is not None and math.isfinite(value)},
         dataset_version=scores.dataset_version,
         as_of=scores.as_of,
         by=by,
@@ -276,7 +277,3 @@ def _record(challenger: Candidate, decision: Decision, by: str) -> Champion:
         model_uri=challenger.model_uri,
         model_digest=challenger.model_digest,
     )
-
-
-def _finite(value: float) -> bool:
-    return value - value == 0

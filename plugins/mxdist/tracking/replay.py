@@ -90,6 +90,10 @@ def _model(attempt: Attempt, folder: Path) -> Path | None:
 
 
 def _successor(attempt: Attempt) -> Attempt | None:
+    """Return the newest attempt that goes on with the same training, whatever has begun from scratch since."""
     latest = attempt.job.latest()
-    goes_on = latest is not None and latest.number > attempt.number and latest.claim.origin == attempt.claim.origin
-    return latest if goes_on else None
+    for number in range(latest.number if latest else 0, attempt.number, -1):
+        later = attempt.job.attempt(number)
+        if later.claim.origin == attempt.claim.origin:
+            return later
+    return None

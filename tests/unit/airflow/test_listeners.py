@@ -84,6 +84,23 @@ def test_end_of_a_run_ends_a_job_that_nobody_waits_for(asked: list[listeners.Not
     assert (intent.by, intent.marked_success) == ("airflow", False)
 
 
+def test_late_note_leaves_the_job_of_the_next_life_alone(asked: list[listeners.Note], attempt: Attempt) -> None:
+    before = attempt.claim.submitted_at - 1
+    listeners.settle(listeners.Note("a_dag", "a_run", False, at=before))
+    assert asked
+    assert attempt.cancel_intent() is None
+
+
+def test_one_place_that_cannot_be_reached_does_not_save_the_others(
+    asked: list[listeners.Note], attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = listeners.Note("a_dag", "a_run", False)
+    place = listeners.places_of(note)[0]
+    monkeypatch.setattr(listeners, "places_of", lambda _: [{**place, "mxdist_conn_id": "deleted"}, place])
+    listeners.settle(note)
+    assert attempt.cancel_intent() is not None
+
+
 def test_end_of_a_run_leaves_a_finished_job_alone(asked: list[listeners.Note], attempt: Attempt) -> None:
     end(attempt)
     listeners.on_dag_run_success(RUN, "")

@@ -45,7 +45,10 @@ class Shell:
         }  # fmt: skip
         command = [sys.executable, "-m", "mxdist.cli", *arguments]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(
+            command, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests started in the background ignore it
+        )  # fmt: skip
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
         """Run ``mxdist``; return exit code, output and errors."""

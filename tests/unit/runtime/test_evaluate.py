@@ -54,6 +54,12 @@ def test_a_model_of_other_labels_is_scored_by_what_its_classes_mean() -> None:
     assert found["per_label"]["7"] == {"count": 1, "right": 1, "predicted": 2}
 
 
+def test_a_model_that_is_not_finite_has_no_scores_but_counts() -> None:
+    probabilities = np.array([[0.75, 0.25], [np.nan, np.nan]])
+    found = evaluate.score_probabilities(probabilities, [0, 1], np.array([0, 1]), (0, 1))
+    assert (found["accuracy"], found["loss"], found["count"]) == (None, None, 2)
+
+
 def test_a_network_is_scored_by_sums_and_counts() -> None:
     net = mx.gluon.nn.HybridLambda(lambda F, x: x)
     x, y = np.eye(3, dtype=np.float64)[[0, 1, 2, 2, 1] * 103], np.array([0, 1, 2, 0, 0] * 103)

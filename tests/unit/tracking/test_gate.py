@@ -47,6 +47,7 @@ REFUSALS = [
     pytest.param(scores(0.8), scores(0.9), RULE, "0.8 does not beat the champion's 0.9", id="worse"),
     pytest.param(scores(0.905), scores(0.9), Rule("accuracy", margin=0.01), "by 0.01", id="within-the-margin"),
     pytest.param(scores(math.nan), scores(0.9), RULE, "challenger's accuracy is nan", id="nan"),
+    pytest.param(Scores({"accuracy": None}, "d1"), scores(0.9), RULE, "accuracy is not finite", id="none-of-json"),
     pytest.param(scores(math.inf), scores(0.9), RULE, "challenger's accuracy is inf", id="inf"),
     pytest.param(scores(math.nan), None, RULE, "challenger's accuracy is nan", id="nan-as-the-first"),
     pytest.param(scores(0.9), scores(math.nan), RULE, "champion's accuracy is nan", id="champion-nan"),
