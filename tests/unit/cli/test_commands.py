@@ -47,7 +47,7 @@ class Shell:
         pipe = subprocess.PIPE
         return subprocess.Popen(
             command, cwd=self.folder, env=environment, stdout=pipe, stderr=pipe, text=True,
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # tests started in the background ignore it
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # else ignored in a background run
         )  # fmt: skip
 
     def run(self, *arguments: str) -> tuple[int, str, str]:
