@@ -6,6 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,23 +47,36 @@ print("LOADED " + json.dumps({
 class Home:
     """An Airflow home with some way to the package."""
 
+    python: Path
     environment: dict[str, str]
 
     def loaded(self) -> dict[str, Any]:
         """Return what Airflow has loaded."""
-        lines = self._run([sys.executable, "-c", LOADED]).splitlines()
+        lines = self._run([str(self.python), "-c", LOADED]).splitlines()
         found: dict[str, Any] = json.loads(next(line for line in lines if line.startswith("LOADED "))[7:])
         return found
 
     def command(self, *words: str) -> str:
         """Return what the real command line prints."""
-        return self._run([str(Path(sys.executable).with_name("airflow")), *words])
+        return self._run([str(self.python), "-m", "airflow", *words])
 
     def _run(self, command: list[str]) -> str:
         done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-4000:]
         assert "already registered" not in done.stdout + done.stderr
         return done.stdout
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python with all that this one has, but for mxdist, which may be installed here."""
+    folder = tmp_path_factory.mktemp("python")
+    venv.create(folder, symlinks=True, with_pip=False)
+    packages = next(folder.glob("lib/python3*/site-packages"))
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if "mxdist" not in entry.name and not (packages / entry.name).exists():
+            (packages / entry.name).symlink_to(entry)
+    return folder / "bin" / "python"
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +98,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return target
 
 
-def home(tmp_path: Path, *, plugins: Path | None, path: Path | None) -> Home:
+def home(tmp_path: Path, python: Path, *, plugins: Path | None, path: Path | None) -> Home:
     empty = tmp_path / "plugins"
     empty.mkdir()
     environment = {
@@ -94,7 +109,7 @@ def home(tmp_path: Path, *, plugins: Path | None, path: Path | None) -> Home:
         "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins or empty),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
-    return Home(environment | ({"PYTHONPATH": str(path)} if path else {}))
+    return Home(python, environment | ({"PYTHONPATH": str(path)} if path else {}))
 
 
 def once(loaded: dict[str, Any]) -> bool:
@@ -103,8 +118,8 @@ def once(loaded: dict[str, Any]) -> bool:
     return [*names, loaded["core_listeners"], loaded["task_listeners"]] == [1, 1, 1, 1] and not loaded["errors"]
 
 
-def test_plugins_folder_alone(tmp_path: Path) -> None:
-    place = home(tmp_path, plugins=REPOSITORY / "plugins", path=None)
+def test_plugins_folder_alone(tmp_path: Path, python: Path) -> None:
+    place = home(tmp_path, python, plugins=REPOSITORY / "plugins", path=None)
     loaded = place.loaded()
     assert once(loaded), loaded
     assert loaded["provider"] is False  # connection types need the distribution
@@ -112,8 +127,8 @@ def test_plugins_folder_alone(tmp_path: Path) -> None:
     assert [plugin["name"] for plugin in listed].count("mxdist") == 1
 
 
-def test_installed_distribution(tmp_path: Path, installed: Path) -> None:
-    place = home(tmp_path, plugins=None, path=installed)
+def test_installed_distribution(tmp_path: Path, python: Path, installed: Path) -> None:
+    place = home(tmp_path, python, plugins=None, path=installed)
     loaded = place.loaded()
     assert once(loaded), loaded
     assert loaded["provider"] is True
@@ -124,8 +139,8 @@ def test_installed_distribution(tmp_path: Path, installed: Path) -> None:
     assert [provider["package_name"] for provider in listed].count("mxdist") == 1
 
 
-def test_both_at_once(tmp_path: Path, installed: Path) -> None:
-    place = home(tmp_path, plugins=REPOSITORY / "plugins", path=installed)
+def test_both_at_once(tmp_path: Path, python: Path, installed: Path) -> None:
+    place = home(tmp_path, python, plugins=REPOSITORY / "plugins", path=installed)
     loaded = place.loaded()
     assert once(loaded), loaded
     assert loaded["provider"] is True
