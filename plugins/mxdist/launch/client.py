@@ -21,6 +21,7 @@ INDEX = "_jobs"
 
 JOB_KEY = re.compile(r"^[a-z0-9][a-z0-9-]{0,79}$")
 _ROUNDS = 10  # of deciding anew because somebody else was faster
+_BOOKS_S = 90.0  # a supervisor without ranks: it drains the journal to MLflow for a minute, and closes the run
 _LINGER_S = 5.0  # a supervisor that wrote its result needs this long, at most, to be gone
 
 
@@ -99,13 +100,16 @@ class JobClient:
         """End the attempt and return how it ended. The wish is recorded first, so that it outlives this process.
 
         :param by: user, airflow, deadline, cli, reconciler.
-        :param wait_s: how long its supervisor may take before everything is killed.
+        :param wait_s: how long its supervisor may take to end the ranks before everything is killed; once they are
+            gone, it may take another while to tell MLflow and to write the result.
         :raises LaunchError: processes are left that cannot be ended from here.
         """
         result = attempt.result()
         if result is None:
             attempt.request_cancel(by, reason, marked_success=marked_success)
             result = self._await_result(attempt, wait_s)
+        if result is None and _closes_its_books(attempt):
+            result = self._await_result(attempt, _BOOKS_S)
         if result is None:
             self.launcher.kill(attempt, grace_s=0)
             result = attempt.finish(_cancelled(attempt))
@@ -233,6 +237,12 @@ def _origin(latest: Attempt, job: TrainingJob | EvaluationJob) -> int | None:
     if isinstance(job, TrainingJob) and isinstance(before, TrainingJob):
         return latest.claim.origin if job.training_digest() == before.training_digest() else None
     return None
+
+
+def _closes_its_books(attempt: Attempt) -> bool:
+    """Whether nothing but the last words of a supervisor is missing: killed now, it would leave MLflow's run open."""
+    seen = attempt.read_state()
+    return seen.state is JobState.STOPPING and all(rank.get("exit_code") is not None for rank in seen.ranks)
 
 
 def _cancelled(attempt: Attempt) -> Result:

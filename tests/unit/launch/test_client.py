@@ -15,7 +15,7 @@ from mxdist.launch.client import JOB_KEY
 from mxdist.launch.local import default_workdir
 from mxdist.launch.plan import base_environment
 from mxdist.spec import EvaluationJob, JobState, TrainingJob, parse_job
-from mxdist.store import Attempt, Cause, Result, open_store
+from mxdist.store import Attempt, Cause, Result, State, open_store
 
 
 @dataclass
@@ -182,3 +182,25 @@ def test_scratch_folder_has_a_default() -> None:
     assert default_workdir({"MXDIST_WORKDIR": "/w"}) == Path("/w")
     assert default_workdir({"XDG_STATE_HOME": "/s"}) == Path("/s/mxdist/jobs")
     assert default_workdir({}) == Path(os.path.expanduser("~/.local/state/mxdist/jobs"))
+
+
+@pytest.mark.parametrize(("exit_code", "whose"), [(-9, "the supervisor's"), (None, "ours")])
+def test_supervisor_whose_ranks_are_gone_may_close_its_books(
+    client: JobClient, platform: Paper, tmp_path: Path, exit_code: int | None, whose: str
+) -> None:
+    attempt = client.submit(job_in(tmp_path), "job").attempt
+    attempt.write_state(State(state=JobState.STOPPING, ranks=[{"rank": 0, "exit_code": exit_code}]))
+    looks = iter([Life.ALIVE] * 5)
+
+    def life(_: Attempt) -> Life:
+        """Alive for a few looks; then, unless it was killed, it has written its result."""
+        alive = next(looks, Life.DEAD)
+        if alive is Life.DEAD and not platform.killed:
+            attempt.finish(Result(JobState.CANCELLED, ended_at=1.0, cause=Cause("cancel", "the supervisor's")))
+        return alive
+
+    platform.life = life  # type: ignore[method-assign]
+    result = client.cancel(attempt, by="user", reason="ours", wait_s=0)
+
+    assert result.cause is not None
+    assert result.cause.message.endswith(whose)
