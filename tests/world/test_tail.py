@@ -122,6 +122,18 @@ def test_second_mirror_goes_on_where_the_first_stopped(attempt: Attempt, tmp_pat
     assert [chunk["first"] for chunk in chunks] == [1, 3]
 
 
+def test_world_that_starts_before_the_mirror_resumes_is_read_once(attempt: Attempt, tmp_path: Path) -> None:
+    mirror = LogMirror(attempt, tmp_path)
+    (tmp_path / "world-1").mkdir()
+    (tmp_path / "world-1" / "rank-0.log").write_bytes(b"one\n")
+    mirror.resume()
+    mirror.follow(1, 1)
+    mirror.collect()
+    mirror.flush()
+
+    assert [line for _, chunk in attempt.logs.read() for line in chunk["lines"]] == ["[0] one"]
+
+
 def test_two_writers_never_share_a_number(attempt: Attempt, tmp_path: Path) -> None:
     first, second = LogMirror(attempt, tmp_path), LogMirror(attempt, tmp_path)
     for mirror, text in ((first, "a"), (second, "b"), (first, "c")):

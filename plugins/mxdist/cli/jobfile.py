@@ -31,8 +31,12 @@ def read_job(path: Path, settings: Sequence[str] = ()) -> TrainingJob | Evaluati
 def _load(path: Path) -> dict[str, Any]:
     import yaml
 
+    from mxdist.cli.strict_yaml import load
+
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
+        document = load(path.read_text(encoding="utf-8"))  # JSON is YAML
+    except RecursionError:
+        raise SpecError(str(path), [Problem("", "is nested too deeply")]) from None
     except OSError as error:
         raise SpecError(str(path), [Problem("", f"cannot be read: {error.strerror or error}")]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -56,6 +60,8 @@ def _set(document: dict[str, Any], setting: str) -> None:
         document = inner
     try:
         document[names[-1]] = yaml.safe_load(text)
+    except RecursionError:
+        raise SpecError("--set", [Problem(where, "the value is nested too deeply")]) from None
     except yaml.YAMLError as error:
         raise SpecError("--set", [Problem(where, f"the value is not YAML: {' '.join(str(error).split())}")]) from None
 

@@ -168,6 +168,8 @@ class LogMirror:
         self._tails: list[Tail] = []
         self._written = _Position(0, [])
         self._next, self._line = 1, 1
+        # Noted now: a world that starts before `resume` runs is not left behind, and must not be read twice.
+        self._left_behind = sorted(int(path.name.partition("-")[2]) for path in folder.glob("world-*"))
 
     @property
     def line_count(self) -> int:
@@ -184,7 +186,7 @@ class LogMirror:
             self._next, self._line = number + 1, chunk["first"] + len(chunk["lines"])
             self._written = _Position(**chunk["at"])
             self._follow(self._written.world, self._written.offsets)
-        for world in sorted(int(path.name.partition("-")[2]) for path in self._folder.glob("world-*")):
+        for world in self._left_behind:
             if world > self._world:
                 self._follow(world, [])
             if world == self._world:

@@ -48,6 +48,29 @@ class Script(Spec):
     args: tuple[str, ...] = Field((), description="Its arguments; nothing here is secret, `ps` shows them.")
     env: dict[str, str] = Field(default_factory=dict, description="Extra environment; nothing here is secret.")
 
+    @field_validator("path")
+    @classmethod
+    def _can_be_a_path(cls, path: str) -> str:
+        if "\0" in path:
+            raise ValueError("must not contain NUL")
+        return path
+
+    @field_validator("args")
+    @classmethod
+    def _can_be_arguments(cls, args: tuple[str, ...]) -> tuple[str, ...]:
+        wrong = [str(index) for index, argument in enumerate(args) if "\0" in argument]
+        if wrong:
+            raise ValueError(f"must not contain NUL (at {', '.join(wrong)})")
+        return args
+
+    @field_validator("env")
+    @classmethod
+    def _can_be_an_environment(cls, env: dict[str, str]) -> dict[str, str]:
+        wrong = [name for name, value in env.items() if not name or "=" in name or "\0" in name + value]
+        if wrong:
+            raise ValueError(f"names must not be empty or contain '=', nothing may contain NUL: {wrong}")
+        return env
+
 
 class Head(StrEnum):
     """What happens to the output layer when training starts from another model."""

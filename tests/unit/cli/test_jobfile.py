@@ -80,3 +80,18 @@ def test_missing_and_binary_files_are_told(tmp_path: Path) -> None:
         read_job(tmp_path / "nothing.yaml")
     with pytest.raises(SpecError, match="neither JSON nor YAML"):
         read_job(tmp_path / "binary")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("name: x\nname: y\n", "'name' stands twice"),
+        ('{"name": "x", "script": {"path": "a", "path": "b"}}', "'path' stands twice"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+    ids=["twice", "twice-inside", "deep"],
+)
+def test_a_file_that_says_two_things_or_too_many_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(SpecError, match=told):
+        read_job(tmp_path / "job.yaml")

@@ -76,6 +76,10 @@ def test_every_wrong_field_is_named_at_once() -> None:
         pytest.param(job(kind="dance"), "kind", "known are training, evaluation", id="unknown-kind"),
         pytest.param(job(tracking={"uri": "http://me:secret@host"}), "tracking.uri", "password", id="password-in-uri"),
         pytest.param(job(optimizer={"learning_rate": "nan"}), "optimizer.learning_rate", "finite", id="nan"),
+        pytest.param(
+            {"name": "a", "script": {"path": "t.py", "env": {"A=B": "x"}}}, "script.env", "A=B", id="env-name"
+        ),
+        pytest.param({"name": "a", "script": {"path": "t.py", "args": ["a\0"]}}, "script.args", "NUL", id="nul"),
         pytest.param("a string", "", "must be a mapping", id="not-a-mapping"),
         pytest.param(
             {
