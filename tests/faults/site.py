@@ -16,12 +16,15 @@ from faults.records import Record, Records
 from mxdist import processes
 from mxdist.launch.client import job_key_for_airflow
 from mxdist.store import Attempt, JobRun, Result
-from stack.airflow_api import run_path
+from stack.airflow_api import ApiError, run_path
 from support.airflow_stack import Stack
 
 T = TypeVar("T")
 
 DAG_ID = TASK_ID = "train"
+DOOMED_DAG_ID = "doomed"
+"""The same training, in a DAG that a test may delete."""
+
 RANKS = 2
 GENEROUS_S = 300.0
 """A bound against hanging for ever; nothing depends on how long things really take."""
@@ -72,12 +75,12 @@ class Site:
         """MLflow's own word."""
         return Records(self.stack.mlflow.url)
 
-    def train(self, run_id: str, *, hold: Sequence[str] = (), **conf: Any) -> Run:
+    def train(self, run_id: str, *, hold: Sequence[str] = (), dag_id: str = DAG_ID, **conf: Any) -> Run:
         """Start a DAG run whose processes will be held at some barriers."""
-        run = Run(self, run_id)
+        run = Run(self, run_id, dag_id)
         for name in hold:
             run.barrier(name, "hold").touch()
-        self.stack.airflow.api.trigger(DAG_ID, {"dataset": self.dataset, **conf}, dag_run_id=run_id)
+        self.stack.airflow.api.trigger(dag_id, {"dataset": self.dataset, **conf}, dag_run_id=run_id)
         return run
 
 
@@ -87,11 +90,12 @@ class Run:
 
     site: Site
     run_id: str
+    dag_id: str
 
     @property
     def job_key(self) -> str:
         """The key of its job."""
-        return job_key_for_airflow(DAG_ID, self.run_id, TASK_ID, -1)
+        return job_key_for_airflow(self.dag_id, self.run_id, TASK_ID, -1)
 
     def barrier(self, name: str, what: str) -> Path:
         """Return the file by which a barrier is held, or tells who reached it."""
@@ -110,7 +114,7 @@ class Run:
 
     def task(self) -> dict[str, Any]:
         """Return the task instance."""
-        return self.site.stack.airflow.api.tasks(DAG_ID, self.run_id)[TASK_ID]
+        return self.site.stack.airflow.api.tasks(self.dag_id, self.run_id)[TASK_ID]
 
     def in_state(self, *states: str) -> dict[str, Any]:
         """Wait until the task is in one of the states; return it."""
@@ -127,13 +131,25 @@ class Run:
 
     def mark(self, state: str) -> None:
         """Mark the task, as a person does in the UI."""
-        path = f"{run_path(DAG_ID, self.run_id)}/taskInstances/{TASK_ID}"
+        path = f"{run_path(self.dag_id, self.run_id)}/taskInstances/{TASK_ID}"
         self.site.stack.airflow.api.patch(path, {"new_state": state})
 
     def clear(self) -> None:
         """Clear the task, as a person does in the UI."""
         body = {"dry_run": False, "only_failed": False, "task_ids": [TASK_ID], "dag_run_id": self.run_id}
-        self.site.stack.airflow.api.post(f"dags/{DAG_ID}/clearTaskInstances", body)
+        self.site.stack.airflow.api.post(f"dags/{self.dag_id}/clearTaskInstances", body)
+
+    def delete(self) -> None:
+        """Delete the DAG with all its runs, as a person does in the UI: Airflow refuses to delete a running run."""
+        self.site.stack.airflow.api.delete(f"dags/{self.dag_id}")
+
+    def deleted(self) -> bool:
+        """Return whether Airflow has forgotten the run."""
+        try:
+            self.site.stack.airflow.api.run(self.dag_id, self.run_id)
+        except ApiError as error:
+            return error.status == 404
+        return False
 
     def attempts(self) -> list[Attempt]:
         """Return all attempts at the job, oldest first."""

@@ -1,21 +1,25 @@
-"""A deferred task is marked failed, marked success, cleared, or its time is up: its job ends, and all three say so."""
+"""A waiting task is marked, cleared or deleted, or its time is up: its job ends, and all three say so."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
-from faults.site import RANKS, Run, Site, Trained, end_of, wait_for
+from faults.site import DOOMED_DAG_ID, RANKS, Run, Site, Trained, end_of, wait_for
 
 from mxdist.store import Attempt, Result
 
 HELD = [f"epoch-2-rank-{rank}" for rank in range(RANKS)]
 DEADLINE_S = 45.0
+WITNESSES = {"user", "airflow"}
+"""A mark also ends the DAG run, and the scheduler may notice that before the API server has told of the mark."""
 
 ACTS: dict[str, Callable[[Run], None]] = {
     "failed": lambda run: run.mark("failed"),
     "success": lambda run: run.mark("success"),
     "cleared": lambda run: run.clear(),
+    "deleted": lambda run: run.delete(),
     "deadline": lambda run: None,
 }
 
@@ -23,8 +27,8 @@ ACTS: dict[str, Callable[[Run], None]] = {
 @pytest.fixture(scope="module")
 def runs(site: Site) -> dict[str, Run]:
     """One run for each act, done while every rank was in its training and the task deferred."""
-    limits = {"deadline": {"deadline_s": DEADLINE_S}}
-    runs = {name: site.train(f"marked-{name}", hold=HELD, **limits.get(name, {})) for name in ACTS}
+    special: dict[str, dict[str, Any]] = {"deadline": {"deadline_s": DEADLINE_S}, "deleted": {"dag_id": DOOMED_DAG_ID}}
+    runs = {name: site.train(f"marked-{name}", hold=HELD, **special.get(name, {})) for name in ACTS}
     for name, run in runs.items():
         if name != "deadline":
             for barrier in HELD:
@@ -46,7 +50,9 @@ def test_marked_failed(runs: dict[str, Run]) -> None:
     run.gone()
     assert run.ended()["state"] == "failed"
     assert result.state.value == "CANCELLED"
-    assert _cancelled_by(attempt) == ("user", False)
+    by, marked_success = _cancelled_by(attempt)
+    assert by in WITNESSES
+    assert not marked_success
     (record,) = run.recorded_as("KILLED")
     assert record.tags["mxdist.state"] == "CANCELLED"
     assert "mxdist.marked_success" not in record.tags
@@ -59,7 +65,9 @@ def test_marked_success(runs: dict[str, Run]) -> None:
     run.gone()
     assert run.ended()["state"] == "success"
     assert result.state.value == "CANCELLED"
-    assert _cancelled_by(attempt) == ("user", True)
+    by, marked_success = _cancelled_by(attempt)
+    assert by in WITNESSES
+    assert marked_success
     (record,) = run.recorded_as("KILLED")
     assert record.tags["mxdist.marked_success"] == "true"
     assert len(run.attempts()) == 1
@@ -81,6 +89,16 @@ def test_cleared(runs: dict[str, Run], undisturbed: Trained) -> None:
     killed, finished = run.recorded_as("KILLED", "FINISHED")
     assert run.site.records.history(finished.run_id, "loss") == undisturbed.losses
     assert killed.tags["mxdist.attempt"] == str(first.number)
+
+
+def test_deleted(runs: dict[str, Run]) -> None:
+    run = runs["deleted"]
+    attempt, result = _first(run)
+    run.gone()
+    assert run.deleted()
+    assert result.state.value == "CANCELLED"
+    assert _cancelled_by(attempt) == ("user", False)
+    run.recorded_as("KILLED")
 
 
 def test_deadline(runs: dict[str, Run]) -> None:

@@ -8,23 +8,21 @@ from airflow.sdk import DAG, Param
 
 from mxdist.operators.train import DistributedTrainOperator
 
-with DAG(
-    "train",
-    schedule=None,
-    params={"dataset": Param({}, type="object"), "deadline_s": Param(None, type=["number", "null"])},
-    render_template_as_native_obj=True,
-):
-    DistributedTrainOperator(
-        task_id="train",
-        model={"name": "mlp", "params": {"hidden": 16}},
-        dataset="{{ params.dataset }}",
-        epochs=4,
-        batch_size=16,
-        world_size=2,
-        learning_rate=0.05,
-        limits={"grace_s": 2, "deadline_s": "{{ params.deadline_s }}"},
-        cluster={"pin_cores": False, "threads_per_rank": 1},
-        poll_s=0.5,
-        retries=2,
-        retry_delay=timedelta(seconds=1),
-    )
+PARAMS = {"dataset": Param({}, type="object"), "deadline_s": Param(None, type=["number", "null"])}
+
+for dag_id in ("train", "doomed"):
+    with DAG(dag_id, schedule=None, params=PARAMS, render_template_as_native_obj=True):
+        DistributedTrainOperator(
+            task_id="train",
+            model={"name": "mlp", "params": {"hidden": 16}},
+            dataset="{{ params.dataset }}",
+            epochs=4,
+            batch_size=16,
+            world_size=2,
+            learning_rate=0.05,
+            limits={"grace_s": 2, "deadline_s": "{{ params.deadline_s }}"},
+            cluster={"pin_cores": False, "threads_per_rank": 1},
+            poll_s=0.5,
+            retries=2,
+            retry_delay=timedelta(seconds=1),
+        )
