@@ -157,7 +157,7 @@ def test_submit_status_logs_cancel(shell: Shell) -> None:
     assert (code, out) == (0, f"{key} attempt 1: started\n")
     wait_until(lambda: "started" in shell.run("logs", key)[1])
 
-    assert shell.run("status", "job.yaml")[1].startswith(f"{key} attempt 1: running")
+    wait_until(lambda: shell.run("status", "job.yaml")[1].startswith(f"{key} attempt 1: running"))
     assert f"{key}  1        RUNNING" in shell.run("status")[1]
     told = json.loads(shell.run("status", key, "--json")[1])
     assert (told["claim"]["job_key"], told["result"]) == (key, None)
