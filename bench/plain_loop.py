@@ -52,6 +52,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--warmup", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=64)
+    parser.add_argument("--hybridize", action="store_true", help="which the guide does not do")
     options = parser.parse_args()
     x, y = images(100 * options.batch_size)
     to_tensor = transforms.Compose([transforms.ToTensor(), transforms.Normalize(mean=MEAN, std=STD)])
@@ -59,7 +60,8 @@ def main() -> None:
     loader = gluon.data.DataLoader(dataset, batch_size=options.batch_size, shuffle=True)
     net = network()
     net.initialize(mx.init.Xavier())
-    net.hybridize()
+    if options.hybridize:
+        net.hybridize()
     run = steps(net, loader)
     for _ in range(options.warmup):
         next(run)
