@@ -1,8 +1,8 @@
 """What happens when a DAG run ends, or somebody marks a task by hand.
 
 Airflow calls these in the scheduler and in the API server, which must never wait for S3 or MLflow. So a call only puts
-a note into a queue; one background thread does the work, with bounds, and whatever fails there is for
-``mxdist reconcile``.
+a note into a queue; one background thread does the work, with bounds. What fails there is logged: jobs can be ended by
+``mxdist cancel``, and a parent run that was missed stays open in MLflow.
 
 Nothing is asked of the DAG's code: the tasks left their job's place as an XCom (see ``operators/base.py``).
 """
@@ -99,7 +99,7 @@ class Background:
         try:
             self._notes.put_nowait(note)
         except queue.Full:
-            log.warning("Too many ended DAG runs wait for MLflow; `mxdist reconcile` has to close %s.", note)
+            log.warning("Too many ended DAG runs wait for MLflow; the parent run of %s stays open.", note)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until every note is worked through; return whether it is."""
