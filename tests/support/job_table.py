@@ -57,7 +57,7 @@ def _rows(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
                 yield path, "mapping", _default(name, field, required), _meaning(field, inner)
             yield from _rows(inner, definitions, f"{path}.")
         else:
-            yield path, _type(field, inner), _default(name, field, required), _meaning(field, {})
+            yield path, _type(field, inner, definitions), _default(name, field, required), _meaning(field, {})
 
 
 def _reference(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -69,13 +69,14 @@ def _reference(field: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapp
     return next((option for option in field.get("anyOf", ()) if option.get("type") != "null"), field)
 
 
-def _type(field: Mapping[str, Any], inner: Mapping[str, Any]) -> str:
+def _type(field: Mapping[str, Any], inner: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
     if "const" in field:
         return f"`{field['const']}`"
     if "enum" in inner:
         return ", ".join(f"`{value}`" for value in inner["enum"])
     if inner.get("type") == "array":
-        return f"list: {_TYPES[inner['items']['type']]}"
+        items = _reference(inner["items"], definitions)
+        return f"list: {_type({}, items, definitions) if 'enum' in items else _TYPES[items['type']]}"
     if inner.get("type") == "object":
         return "mapping to " + ("text" if inner["additionalProperties"].get("type") == "string" else "single values")
     bounds = [f"{sign}{inner[key]}" for key, sign in _BOUNDS.items() if key in inner]

@@ -6,29 +6,51 @@ from mxdist.spec.dataset import Dataset, Split
 from mxdist.spec.job import BaseJob, DType, EvaluationJob, Job, TrainingJob, job_schema, parse_job
 from mxdist.spec.model import NETWORKS, Head, Init, Model, Script
 from mxdist.spec.optimizer import Decay, Optimizer, OptimizerName, Schedule
-from mxdist.spec.parallelism import AVAILABLE, Parallelism, Strategy
+from mxdist.spec.parallelism import (
+    AVAILABLE,
+    Across,
+    Balance,
+    BatchNorm,
+    Compression,
+    Controller,
+    Inside,
+    KVStore,
+    Lossy,
+    Parallelism,
+    PipelineSchedule,
+    Strategy,
+)
 from mxdist.spec.state import JobState
 
 __all__ = [
     "AVAILABLE",
     "NETWORKS",
+    "Across",
+    "Balance",
     "BaseJob",
+    "BatchNorm",
     "Checkpoints",
     "Cluster",
     "ClusterKind",
+    "Compression",
+    "Controller",
     "DType",
     "Dataset",
     "Decay",
     "EvaluationJob",
     "Head",
     "Init",
+    "Inside",
     "Job",
     "JobState",
+    "KVStore",
     "Limits",
+    "Lossy",
     "Model",
     "Optimizer",
     "OptimizerName",
     "Parallelism",
+    "PipelineSchedule",
     "Schedule",
     "Script",
     "Spec",

@@ -13,7 +13,7 @@ from mxdist.spec.cluster import Checkpoints, Cluster, Limits, Storage, Tracking
 from mxdist.spec.dataset import Dataset
 from mxdist.spec.model import Init, Model, Script
 from mxdist.spec.optimizer import Optimizer
-from mxdist.spec.parallelism import Parallelism
+from mxdist.spec.parallelism import Parallelism, Strategy
 
 
 class DType(StrEnum):
@@ -84,16 +84,36 @@ class TrainingJob(BaseJob):
     def _divisible(cls, batch_size: int, info: ValidationInfo) -> int:
         if info.data.get("script") is not None or "parallelism" not in info.data:
             return batch_size
-        ranks = info.data["parallelism"].world_size
-        if batch_size % ranks:
-            below, above = batch_size // ranks * ranks, -(-batch_size // ranks) * ranks
+        replicas = info.data["parallelism"].replicas
+        if batch_size % replicas:
+            below, above = batch_size // replicas * replicas, -(-batch_size // replicas) * replicas
             near = f"{below} or {above}" if below else f"{above}"
-            raise ValueError(f"{batch_size} is not divisible by parallelism.world_size {ranks}; use {near}")
-        return batch_size
+            what = "parallelism.world_size" if not info.data["parallelism"].across_processes else "the replicas"
+            raise ValueError(f"{batch_size} is not divisible by {what} {replicas}; use {near}")
+        return _in_parts(batch_size, info.data["parallelism"])
+
+    @field_validator("dtype")
+    @classmethod
+    def _travels_whole(cls, dtype: DType, info: ValidationInfo) -> DType:
+        parallelism = info.data.get("parallelism")
+        if parallelism is None or dtype is DType.FLOAT32:
+            return dtype
+        if parallelism.strategy is Strategy.PARAMETER_SERVER:
+            raise ValueError("must be float32: MXNet's parameter servers compute in float32")
+        return dtype
 
     def training_digest(self) -> str:
         """Return the digest of all that decides the weights: not where the job runs, or how it is watched."""
         return self.digest(exclude=("cluster", "parallelism", "limits", "storage", "tracking", "checkpoints", "name"))
+
+
+def _in_parts(batch_size: int, parallelism: Parallelism) -> int:
+    """Refuse a batch whose shares have fewer rows than the parts that they are computed in."""
+    share = batch_size // parallelism.replicas
+    for field, parts in (("micro_batches", parallelism.micro_batches), ("accumulate", parallelism.accumulate)):
+        if share < parts:
+            raise ValueError(f"a rank's share of {share} rows is less than parallelism.{field} {parts}")
+    return batch_size
 
 
 class EvaluationJob(BaseJob):

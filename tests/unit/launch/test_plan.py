@@ -43,7 +43,9 @@ def plan_of(document: dict[str, Any], cores: tuple[int, ...] = (0, 1, 2, 3)) -> 
 
 @pytest.mark.parametrize("name", JOBS)
 def test_description_is_the_golden_one(name: str) -> None:
-    assert plan_of(JOBS[name]).describe() == (GOLDEN / f"{name}.txt").read_text()
+    plan = plan_of(JOBS[name])
+    described = plan.describe().replace(plan.digest, "<digest>")  # which changes with every new field of a job
+    assert described == (GOLDEN / f"{name}.txt").read_text()
 
 
 @pytest.mark.parametrize("name", JOBS)
