@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 
 from mxdist.runtime import batches, loop, network, rank, step, update
-from mxdist.runtime.parallel import AllReduce, Group
+from mxdist.runtime.parallel import AllReduce, Group, layout
 
 RANK = int(os.environ["HOROVOD_RANK"])
 
@@ -31,20 +31,20 @@ def no_averaging() -> None:
 
 def clip_before_reduce() -> None:
     """Clip each rank's own gradient instead of the mean of all."""
-    reduce_, clip = step.Step._reduce, update.clip
+    reduce_, clip = layout.Layout.reduce, update.clip
 
-    def reduce_clipped(self: step.Step) -> None:
-        clip(self._update.gradients, self._update._spec.clip_norm)
+    def reduce_clipped(self: layout.Layout) -> None:
+        clip(self.updater.gradients, self.updater._spec.clip_norm)
         reduce_(self)
 
-    step.Step._reduce = reduce_clipped
+    layout.Layout.reduce = reduce_clipped
     update.clip = lambda gradients, largest: None
 
 
 def wrong_weight_for_last_batch() -> None:
     """Divide by the batch size, not by the number of examples that were there."""
-    weight = step.Step._weight
-    step.Step._weight = lambda self, total: weight(self, 8)
+    weight = layout.Layout.weight
+    layout.Layout.weight = lambda self, total, device: weight(self, 8, device)
 
 
 def data_repeated() -> None:
@@ -77,7 +77,7 @@ def drift() -> None:
     def bend(self: step.Step, batch: Any, number: int) -> Any:
         trace = make(self, batch, number)
         if number == 3 and RANK == 1:
-            weight = self._update.weights[0]
+            weight = self._layout.updater.weights[0]
             values = weight.asnumpy()
             values.reshape(-1)[0] = np.nextafter(values.reshape(-1)[0], np.inf)
             weight[:] = mx.nd.array(values, dtype=values.dtype)

@@ -23,7 +23,7 @@ from mxdist.runtime.batches import Feed, order
 from mxdist.runtime.checkpoint import Checkpoints, Saved
 from mxdist.runtime.evaluate import score
 from mxdist.runtime.exchange import Exchange, Report
-from mxdist.runtime.parallel import Group, join
+from mxdist.runtime.parallel import Group, join, layouts
 from mxdist.runtime.position import Position
 from mxdist.runtime.saver import Saver
 from mxdist.runtime.step import Step
@@ -66,7 +66,8 @@ class Trainer:
         self._job, self._worker, self._group = job, worker, group
         self.setup = setup.build(job, worker, group)
         self.at = Position()
-        self._step = Step(self.setup.graph, self.setup.update, group, worker.devices[0])
+        self._layout = layouts.choose(job, self.setup, group, worker)
+        self._step = Step(self._layout)
         self._exchange = Exchange(group, self.setup.update.names)
         self._saver: Saver | None = None
         self._checkpoints: Checkpoints | None = None
@@ -75,7 +76,7 @@ class Trainer:
             self._saver = Saver(self._checkpoints)
         self._feed = Feed(
             self.setup.train, job.batch_size,
-            rank=group.rank, size=group.size, device=worker.devices[0], dtype=job.dtype.value,
+            rank=self._layout.data_rank, size=self._layout.data_size, device=worker.devices[0], dtype=job.dtype.value,
         )  # fmt: skip
 
     def run(self) -> Outcome:
@@ -203,6 +204,7 @@ class Trainer:
     def _end_epoch(self, stop: bool) -> bool:
         """Prove that all ranks agree, validate, save; return whether to stop."""
         at, done = self.at, self.at.epoch + 1
+        self._layout.gather()
         self._group.check_equal(network.arrays(self.setup.net), where=f"after epoch {done}")
         metrics = {"train_loss": at.loss_sum / at.offset, **self._validate()}
         at.metrics |= metrics
@@ -230,6 +232,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Hand a snapshot to the saver, once it is known to be sound."""
+        self._layout.gather()
         self._check_finite()
         if self._saver is None:
             return

@@ -1,9 +1,4 @@
-"""One optimizer step on the global batch, however many ranks share it.
-
-Each row's loss weighs ``1 / rows of the global batch``, on whichever rank the row is; the gradients of all ranks are
-summed; so every rank holds the mean gradient of the global batch, and what follows (clipping, the update) is the same
-on all. A rank without rows has a gradient of zero and takes part like the others.
-"""
+"""One optimizer step on the global batch, however many ranks share it; what they do is their layout's affair."""
 
 from __future__ import annotations
 
@@ -11,13 +6,11 @@ import warnings
 from dataclasses import dataclass
 
 import mxnet as mx
-from mxnet import autograd
 
 from mxdist.errors import Problem, SpecError
 from mxdist.runtime import network
 from mxdist.runtime.batches import Batch
-from mxdist.runtime.parallel.base import Group
-from mxdist.runtime.update import Update, square_sums
+from mxdist.runtime.parallel.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -38,60 +31,33 @@ class Trace:
 class Step:
     """Makes optimizer steps; never waits for the device.
 
-    :param graph: the sum of the loss over a share, hybridized.
+    :param layout: how this rank computes its part of the gradient, and meets the others.
     """
 
-    def __init__(self, graph: network.LossSum, update: Update, group: Group, device: mx.Context) -> None:
-        self._graph = graph
-        self._update = update
-        self._group = group
-        self._device = device
-        self._weights: dict[int, mx.nd.NDArray] = {}
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
         self._checked = False
 
     def make(self, batch: Batch, number: int) -> Trace:
         """Make optimizer step ``number`` (from 1) on this rank's share of the batch."""
-        loss = squares = None
-        if batch.rows:
-            loss = self._backward(batch) if self._checked else self._first_backward(batch)
-            squares = square_sums(self._update.gradients)
-        else:
-            self._clear()
-        self._reduce()
-        learning_rate = self._update.apply(number)
+        loss = self._first_backward(batch) if batch.rows and not self._checked else self._layout.backward(batch)
+        squares = None if loss is None else self._layout.squares()
+        self._layout.reduce()
+        learning_rate = self._layout.update(number)
         return Trace(loss, squares, batch.rows, batch.total, learning_rate)
 
-    def _backward(self, batch: Batch) -> mx.nd.NDArray:
-        with autograd.record():
-            loss: mx.nd.NDArray = self._graph(batch.x, batch.y)
-        loss.backward(self._weight(batch.total))
-        return loss
-
-    def _first_backward(self, batch: Batch) -> mx.nd.NDArray:
+    def _first_backward(self, batch: Batch) -> mx.nd.NDArray | None:
         """Refuse parameters that the loss does not depend on: their gradient would stay whatever it was."""
         self._checked = True
-        for weight in self._update.weights:
+        updater = self._layout.updater
+        for weight in updater.weights:
             weight._fresh_grad = False
         with warnings.catch_warnings():  # Gluon says it too, but not by the names that a user knows
             warnings.filterwarnings("ignore", message="Parameter .* is not used by any computation")
-            loss = self._backward(batch)
-        names = network.stale(self._update.names, self._update.weights)
+            loss = self._layout.backward(batch)
+        names = network.stale(updater.names, updater.weights)
         if names:
             shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
             problem = f"the loss does not depend on {shown}; freeze them (init.freeze), or take them out of the network"
             raise SpecError("The job", [Problem("model", problem)])
         return loss
-
-    def _weight(self, total: int) -> mx.nd.NDArray:
-        """Return the gradient of the mean loss with respect to the sum of this share's losses."""
-        if total not in self._weights:
-            self._weights[total] = mx.nd.full((1,), 1 / total, ctx=self._device, dtype=self._update.gradients[0].dtype)
-        return self._weights[total]
-
-    def _reduce(self) -> None:
-        if self._group.size > 1:
-            self._group.sum_(self._update.gradients)
-
-    def _clear(self) -> None:
-        for gradient in self._update.gradients:
-            gradient[:] = 0

@@ -34,6 +34,10 @@ class AllReduce(Group):
         """Replace each array by its sum over all ranks, in one group."""
         self._hvd.grouped_allreduce_(list(arrays), op=self._hvd.Sum, name="mxdist.gradients")
 
+    def sum_named_(self, array: mx.nd.NDArray, name: str) -> None:
+        """Replace one array by its sum over all ranks, keyed by ``name``."""
+        self._hvd.allreduce_(array, op=self._hvd.Sum, name=name)
+
     def total(self, values: Float64) -> Float64:
         """Return the sum over all ranks; float64 in, float64 between the ranks, float64 out."""
         tensor = mx.nd.array(values, ctx=mx.cpu(), dtype="float64")

@@ -33,6 +33,13 @@ class Group(ABC):
         """Replace each array by its sum over all ranks; returns at once, MXNet's engine keeps the order."""
 
     @abstractmethod
+    def sum_named_(self, array: mx.nd.NDArray, name: str) -> None:
+        """Replace one array by its sum over all ranks; returns at once.
+
+        :param name: not in flight twice; ranks may reach their names in any order.
+        """
+
+    @abstractmethod
     def total(self, values: Float64) -> Float64:
         """Return the sum of ``values`` over all ranks, in float64."""
 
@@ -137,6 +144,9 @@ class Alone(Group):
 
     def sum_(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         """Leave the arrays as they are."""
+
+    def sum_named_(self, array: mx.nd.NDArray, name: str) -> None:
+        """Leave the array as it is."""
 
     def total(self, values: Float64) -> Float64:
         """Return the values."""

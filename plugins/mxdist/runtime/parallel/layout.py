@@ -1,0 +1,99 @@
+"""How a rank computes its part of the mean gradient of a global batch.
+
+Each row's loss weighs ``1 / rows of the global batch``, on whichever rank, device or stage the row is; the gradients of
+all ranks are summed; so every rank holds the mean gradient of the global batch, and what follows (clipping, the update)
+is the same on all. A rank without rows has a gradient of zero and takes part like the others.
+
+``Step`` calls, in this order and on every rank: ``backward``, ``reduce``, ``update``. ``gather`` comes before anything
+that looks at the whole model: the comparison of ranks, validation, a checkpoint, the export.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import mxnet as mx
+from mxnet import autograd
+
+from mxdist.runtime import network
+from mxdist.runtime.batches import Batch
+from mxdist.runtime.parallel.base import Group
+from mxdist.runtime.update import Update, square_sums
+
+
+class Layout(ABC):
+    """What one rank does with its share of each batch.
+
+    :param updater: the weights, gradients and optimizer that this rank updates.
+    :param group: all ranks.
+    """
+
+    def __init__(self, updater: Update, group: Group) -> None:
+        self.updater = updater
+        self.group = group
+        self._weights: dict[tuple[int, mx.Context], mx.nd.NDArray] = {}
+
+    @property
+    def data_rank(self) -> int:
+        """Which share of each global batch this rank reads."""
+        return self.group.rank
+
+    @property
+    def data_size(self) -> int:
+        """How many shares a global batch has."""
+        return self.group.size
+
+    @abstractmethod
+    def backward(self, batch: Batch) -> mx.nd.NDArray | None:
+        """Leave in ``updater.gradients`` this rank's part of the gradient of the global batch's mean loss.
+
+        :return: the sum of the loss over this rank's rows, shape (1,), not waited for; None without rows.
+        """
+
+    def reduce(self) -> None:
+        """Sum the gradients over all ranks; returns at once."""
+        if self.group.size > 1:
+            self.group.sum_(self.updater.gradients)
+
+    def update(self, number: int) -> float:
+        """Make optimizer step ``number`` (from 1); return its learning rate."""
+        return self.updater.apply(number)
+
+    def gather(self) -> None:
+        """Make this rank hold every weight and all optimizer state, if other ranks or devices hold some."""
+        return
+
+    def squares(self) -> mx.nd.NDArray:
+        """Return the sum of squares of this rank's part of the gradient, per parameter."""
+        return square_sums(self.updater.gradients)
+
+    def weight(self, total: int, device: mx.Context) -> mx.nd.NDArray:
+        """Return the derivative of the mean loss of ``total`` rows with respect to the sum of some of their losses."""
+        key = (total, device)
+        if key not in self._weights:
+            dtype = self.updater.gradients[0].dtype
+            self._weights[key] = mx.nd.full((1,), 1 / total, ctx=device, dtype=dtype)
+        return self._weights[key]
+
+
+class Whole(Layout):
+    """The whole network on one device.
+
+    :param graph: the sum of the loss over a share, hybridized.
+    """
+
+    def __init__(self, graph: network.LossSum, updater: Update, group: Group, device: mx.Context) -> None:
+        super().__init__(updater, group)
+        self._graph = graph
+        self._device = device
+
+    def backward(self, batch: Batch) -> mx.nd.NDArray | None:
+        """Compute the gradient of this rank's rows in one piece."""
+        if not batch.rows:
+            for gradient in self.updater.gradients:
+                gradient[:] = 0
+            return None
+        with autograd.record():
+            loss: mx.nd.NDArray = self._graph(batch.x, batch.y)
+        loss.backward(self.weight(batch.total, self._device))
+        return loss

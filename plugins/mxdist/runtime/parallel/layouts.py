@@ -1,0 +1,14 @@
+"""From a job's ``parallelism`` to the layout that its ranks train with."""
+
+from __future__ import annotations
+
+from mxdist.runtime.parallel.base import Group
+from mxdist.runtime.parallel.layout import Layout, Whole
+from mxdist.runtime.setup import Setup
+from mxdist.runtime.worker import Worker
+from mxdist.spec import TrainingJob
+
+
+def choose(job: TrainingJob, setup: Setup, group: Group, worker: Worker) -> Layout:
+    """Return how this rank computes its gradients."""
+    return Whole(setup.graph, setup.update, group, worker.devices[0])
