@@ -5,25 +5,31 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any, TypeVar
 
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from mxdist.barriers import reach
 from mxdist.errors import MxdistError, StoreError
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.launch.base import Life
 from mxdist.launch.client import JobClient
-from mxdist.store import JobRun
+from mxdist.store import Attempt, JobRun
 from mxdist.triggers.watch import Cursor, Look, ProgressLine, Pulse, Watch
 
 T = TypeVar("T")
 
 _LINES_AT_ONCE = 100  # then other triggers get their turn
 _BACKOFF_S = (1.0, 2.0, 5.0, 10.0, 30.0)
-_KILL_WAIT_S = 15.0  # Airflow gives on_kill 30 s
-_STATE_TIMEOUT_S = 5.0
+_KILL_S = 24.0  # Airflow gives on_kill 30 s
+_STATE_TRIES = 3
+_STATE_TIMEOUT_S = 4.0  # of each try
+_STATE_PAUSE_S = 0.5
 _STILL_WANTED = {"deferred", "running"}
+_ENDED = "the task was ended in Airflow"
+_MARKED = "the task was marked as success in Airflow"
 _DEADLINE_SLACK_S = 10.0  # beside the job's own grace: its supervisor ends it at the deadline, the trigger makes sure
 
 
@@ -108,24 +114,41 @@ class JobTrigger(BaseTrigger):
         Airflow also calls this in a triggerer that was silent for so long that another took the trigger over. Then
         the task still waits, or has been resumed, and its job must go on. After a clear, a new try in these states
         ends the old attempt itself (see ``operators/life.py``).
+
+        The intent is written before anything else is waited for: whatever happens then, the job's supervisor acts on
+        it, or ``mxdist reconcile`` does.
         """
+        give_up = time.monotonic() + _KILL_S
         state = await self._task_state()
         if state in _STILL_WANTED:
             self.log.info("The task is %s and looks after job %s itself: it goes on.", state, self.job_key)
             return
-        hook = await self._hook()
-        await asyncio.to_thread(self._cancel, hook, state == "success")
+        client = await self._reach(await self._hook())
+        intend = self._retry(lambda: self._intend(client, state == "success"))
+        attempt = await asyncio.wait_for(intend, give_up - time.monotonic())
+        left_s = give_up - time.monotonic()
+        cancel = partial(client.cancel, attempt, by="user", reason=_ENDED, wait_s=left_s / 2)
+        try:
+            result = await asyncio.wait_for(asyncio.to_thread(cancel), left_s)
+        except TimeoutError:
+            self.log.warning("Job %s, attempt %d, has not ended yet; it was told to.", self.job_key, self.attempt)
+        else:
+            self.log.info("Job %s, attempt %d: %s", self.job_key, self.attempt, result.state.value)
 
     async def _follow(self) -> dict[str, Any]:
         client = await self._reach(await self._hook())
         watch = await self._retry(lambda: self._open_watch(client))
         pulse, progress = Pulse(self.stale_after_s), ProgressLine()
+        watching = f"trigger-{self.trigger_id}-awaits-{'run' if self.await_run else 'end'}"
         while True:
             look = await self._retry(watch.look)
             await self._show(look, progress)
             event = await self._event_of(look, watch, client, pulse)
             if event is not None:
                 return event
+            if watching:
+                await asyncio.to_thread(reach, self.job_key, watching)
+                watching = ""
             await asyncio.sleep(0 if look.more else self.poll_s)
 
     async def _event_of(self, look: Look, watch: Watch, client: JobClient, pulse: Pulse) -> dict[str, Any] | None:
@@ -178,33 +201,30 @@ class JobTrigger(BaseTrigger):
                 await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
 
-    def _cancel(self, hook: ClusterHook, marked_success: bool) -> None:
-        client = hook.job_client(self.runs_uri)
+    def _intend(self, client: JobClient, marked_success: bool) -> Attempt:
         attempt = JobRun(client.runs, self.job_key).attempt(self.attempt)
-        reason = "the task was marked as success in Airflow" if marked_success else "the task was ended in Airflow"
-        result = client.cancel(attempt, by="user", reason=reason, marked_success=marked_success, wait_s=_KILL_WAIT_S)
-        self.log.info("Job %s, attempt %d: %s", self.job_key, self.attempt, result.state.value)
+        if attempt.result() is None:
+            attempt.request_cancel("user", _MARKED if marked_success else _ENDED, marked_success=marked_success)
+        return attempt
 
     async def _task_state(self) -> str | None:
         """Return the task's state now, or None when it has none (cleared, deleted) or nobody can say."""
+        for left in reversed(range(_STATE_TRIES)):
+            try:
+                return await asyncio.wait_for(asyncio.to_thread(self._ask), _STATE_TIMEOUT_S)
+            except Exception as error:  # whatever it is, the user asked for the job's end
+                self.log.warning("Cannot ask for the task's state: %s", error or type(error).__name__)
+            if left:
+                await asyncio.sleep(_STATE_PAUSE_S)
+        return None
+
+    def _ask(self) -> str | None:
         task = self.task_instance
         if task is None:
             return None
-        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+        from mxdist.triggers.asking import task_state
 
-        ask = asyncio.to_thread(
-            RuntimeTaskInstance.get_task_states,
-            dag_id=task.dag_id,
-            task_ids=[task.task_id],
-            run_ids=[task.run_id],
-            map_index=task.map_index,
-        )
-        try:
-            states = await asyncio.wait_for(ask, _STATE_TIMEOUT_S)
-        except Exception as error:  # whatever it is, the user asked for the job's end
-            self.log.warning("Cannot ask for the task's state: %s", error)
-            return None
-        return next(iter(states.get(task.run_id, {}).values()), None)
+        return task_state(task.dag_id, task.run_id, task.task_id, task.map_index)
 
 
 def _overdue(watch: Watch) -> bool:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +23,7 @@ from mxdist.launch.client import JobClient
 from mxdist.spec import JobState, TrainingJob
 from mxdist.store import Attempt, JobRun, Result, State
 from mxdist.store.folder import FolderStore
+from mxdist.triggers import job
 from mxdist.triggers.job import JobTrigger
 
 pytestmark = pytest.mark.anyio
@@ -38,6 +40,12 @@ def trigger_of(attempt: Attempt, runs_uri: str, **more: Any) -> JobTrigger:
         attempt=attempt.number,
         **fields,
     )
+
+
+def waiting_for_a_task(attempt: Attempt, runs_uri: str) -> JobTrigger:
+    trigger = trigger_of(attempt, runs_uri)
+    trigger._task_instance = SimpleNamespace(dag_id="dag", task_id="task", run_id="run", map_index=-1)
+    return trigger
 
 
 async def first_event(trigger: JobTrigger, timeout_s: float = 60.0) -> dict[str, Any]:
@@ -177,10 +185,10 @@ async def test_fires_when_the_mlflow_run_is_known(attempt: Attempt, runs_uri: st
 
 async def test_passed_deadline_ends_the_job(client: JobClient, runs_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mxdist.triggers.job._DEADLINE_SLACK_S", 0.0)
-    job = TrainingJob.parse(
+    late = TrainingJob.parse(
         {"name": "job", "script": {"path": "/train.py"}, "limits": {"deadline_s": 0.2, "grace_s": 0}}
     )
-    attempt = JobRun(client.runs, "late").claim(job, after=0)
+    attempt = JobRun(client.runs, "late").claim(late, after=0)
     event = await first_event(trigger_of(attempt, runs_uri))
     assert event == {"attempt": 1, "status": "done", "state": "DEADLINE"}
     intent = attempt.cancel_intent()
@@ -256,12 +264,93 @@ async def test_kill_asks_what_became_of_the_task(
         return {"run": {"task": state}}
 
     monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
-    trigger = trigger_of(attempt, runs_uri)
-    trigger._task_instance = SimpleNamespace(dag_id="dag", task_id="task", run_id="run", map_index=-1)
-    await trigger.on_kill()
+    await waiting_for_a_task(attempt, runs_uri).on_kill()
     intent = attempt.cancel_intent()
     assert (intent is not None) is cancelled
     assert bool(intent and intent.marked_success) is marked_success
+
+
+@pytest.mark.parametrize(
+    ("failures", "state", "cancelled"),
+    [(2, "deferred", False), (2, "failed", True), (99, "deferred", True)],
+    ids=["answers late: still wanted", "answers late: ended", "never answers"],
+)
+async def test_kill_asks_again_while_airflow_does_not_answer(
+    attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch, failures: int, state: str, cancelled: bool
+) -> None:
+    monkeypatch.setattr("mxdist.triggers.job._STATE_PAUSE_S", 0.01)
+    left = iter(range(failures))
+
+    def states(**_: Any) -> dict[str, Any]:
+        if next(left, None) is not None:
+            raise RuntimeError("the API server restarts")
+        return {"run": {"task": state}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    await waiting_for_a_task(attempt, runs_uri).on_kill()
+    assert (attempt.cancel_intent() is not None) is cancelled
+
+
+async def test_kill_gives_up_asking_in_time(attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow gives on_kill 30 s in all; the intent must be written well before."""
+    assert job._STATE_TRIES * (job._STATE_TIMEOUT_S + job._STATE_PAUSE_S) <= 15
+    assert job._KILL_S <= 25
+    monkeypatch.setattr(job, "_STATE_TIMEOUT_S", 0.02)
+    monkeypatch.setattr(job, "_STATE_PAUSE_S", 0.01)
+    never = threading.Event()
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(lambda **_: never.wait(60)))
+    try:
+        await waiting_for_a_task(attempt, runs_uri).on_kill()
+    finally:
+        never.set()
+    assert attempt.cancel_intent() is not None
+
+
+async def test_kill_writes_the_intent_before_it_waits(
+    attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_KILL_S", 1.0)
+    release = threading.Event()
+
+    def slow(*_: Any, **__: Any) -> None:
+        assert attempt.cancel_intent() is not None
+        release.wait(60)
+
+    monkeypatch.setattr(JobClient, "cancel", slow)
+    try:
+        await asyncio.wait_for(trigger_of(attempt, runs_uri).on_kill(), 30)
+    finally:
+        release.set()
+    assert attempt.cancel_intent() is not None
+
+
+async def test_kill_writes_the_intent_through_an_outage_of_the_store(
+    attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_BACKOFF_S", (0.01,))
+    failures = iter(range(3))
+    real = FolderStore.create
+
+    def flaky(self: FolderStore, key: str, data: bytes) -> bool:
+        if key == "cancel.json" and next(failures, None) is not None:
+            raise StoreError("the server did not answer")
+        return real(self, key, data)
+
+    monkeypatch.setattr(FolderStore, "create", flaky)
+    await trigger_of(attempt, runs_uri).on_kill()
+    assert attempt.cancel_intent() is not None
+
+
+async def test_tells_a_test_that_it_watches(
+    attempt: Attempt, runs_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MXDIST_BARRIERS", str(tmp_path))
+    trigger = trigger_of(attempt, runs_uri)
+    trigger.trigger_id = 7
+    watching = asyncio.create_task(first_event(trigger))
+    await eventually((tmp_path / "job-1.trigger-7-awaits-end.reached").exists)
+    succeed(attempt)
+    assert (await watching)["status"] == "done"
 
 
 async def test_cleanup_never_cancels(attempt: Attempt, runs_uri: str) -> None:
