@@ -8,19 +8,25 @@ import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 
+from mxdist.data import cifar
 from mxdist.data.split import divide
 from mxdist.errors import DataError, MxdistError
 from mxdist.spec.dataset import Split
+from mxdist.store import Store, open_store
 
 Fill = Callable[[Path], object]
 """A function that is given an empty folder and writes the dataset into it."""
 
 Source = str | Path | Fill
-"""A folder, the name of a built-in dataset, ``module:function``, ``path.py:function``, or the function itself."""
+"""A folder, the name of a built-in dataset, ``cifar10:`` with a folder or S3 URI, ``module:function``,
+``path.py:function``, or the function itself."""
+
+_CIFAR10 = "cifar10:"
 
 
 def mnist5k(folder: Path) -> None:
@@ -46,17 +52,20 @@ BUILTIN: dict[str, Fill] = {"mnist5k": mnist5k}
 
 
 @contextmanager
-def open_source(source: Source, split: Split | None, scratch: Path | None = None) -> Iterator[Path]:
+def open_source(
+    source: Source, split: Split | None, scratch: Path | None = None, *, opener: Callable[[str], Store] = open_store
+) -> Iterator[Path]:
     """Yield a folder that holds the dataset, divided as asked; what was made for it is gone afterwards.
 
     :param split: divide ``x.npy`` and ``y.npy``; None leaves the files as they are.
     :param scratch: where to make temporary folders.
+    :param opener: opens the URI of a source that lies in a store.
     :raises DataError: the source is absent, or failed.
     """
     folder = None if callable(source) or str(source) in BUILTIN else Path(source).expanduser()
     with TemporaryDirectory(prefix="mxdist-stage-", dir=scratch) as made:
         if folder is None or not folder.is_dir():
-            fill = _function(source)
+            fill = _function(source, opener)
             folder = Path(made, "source")
             folder.mkdir()
             _fill(fill, folder, source)
@@ -86,10 +95,17 @@ def _fill(fill: Fill, folder: Path, source: Source) -> None:
         raise DataError(f"the source {source!r} failed: {type(error).__name__}: {error}", retryable=True) from error
 
 
-def _function(source: Source) -> Fill:
+def _cifar10(place: str, opener: Callable[[str], Store]) -> Fill:
+    uri = place if place.startswith("s3://") else str(Path(place).expanduser().absolute())
+    return partial(cifar.fill, store=opener(uri))
+
+
+def _function(source: Source, opener: Callable[[str], Store]) -> Fill:
     if callable(source):
         return source
     text = str(source)
+    if text.startswith(_CIFAR10):
+        return _cifar10(text.removeprefix(_CIFAR10), opener)
     if text in BUILTIN:
         return BUILTIN[text]
     place, colon, name = text.rpartition(":")

@@ -23,8 +23,8 @@ class StageDatasetOperator(BaseOperator):
 
     Returns ``manifest_uri``, ``version`` and ``as_of``, what was counted and what was sent.
 
-    :param source: a folder, ``mnist5k``, ``package.module:function``, or ``file.py:function`` beside the DAG file; a
-        function is given an empty folder and fills it.
+    :param source: a folder, ``mnist5k``, ``cifar10:`` with a folder or S3 URI, ``package.module:function``, or
+        ``file.py:function`` beside the DAG file; a function is given an empty folder and fills it.
     :param dataset_name: the dataset's name in the store.
     :param split: divide into train, validation and test: fields of ``Split``.
     :param as_of: the end of the data interval, as ISO text; decides which of two versions is older. Default: the end
