@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from world.conftest import Jobs, log_of, wait_until
 
-from mxdist.cli.reconcile import reconcile
 from mxdist.data.stage import stage
+from mxdist.reconcile import finish_all
 from mxdist.spec import JobState, TrainingJob, parse_job
 from stack.mlflow import Mlflow
 
@@ -111,7 +111,7 @@ def test_mlflow_away_from_the_start_is_told_later(jobs: Jobs, dataset: dict[str,
 
     mlflow_server.start()
     # A server that has only just started may still be too slow for one call; the next reconcile goes on.
-    wait_until(lambda: [good for _, good in reconcile(jobs.client)] == [True], "the whole run")
+    wait_until(lambda: [step.good for step in finish_all(jobs.client)] == [True], "the whole run")
     (run,) = runs_of(mlflow_server, "late")
     assert run.info.status == "FINISHED"
     assert run.data.metrics

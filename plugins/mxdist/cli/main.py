@@ -14,9 +14,9 @@ from functools import partial
 import mxdist
 from mxdist.cli import setting
 from mxdist.cli.follow import Follower, describe_progress, describe_result, exit_code
-from mxdist.cli.reconcile import reconcile
 from mxdist.errors import MxdistError, NotFound
 from mxdist.launch import JobClient
+from mxdist.reconcile import finish_all
 from mxdist.spec import Job, job_schema
 from mxdist.store import Attempt
 
@@ -122,9 +122,9 @@ def cancel(options: argparse.Namespace) -> int:
 def reconcile_all(options: argparse.Namespace) -> int:
     """Finish what others left undone."""
     good = True
-    for message, went_well in reconcile(setting.client(options)):
-        print(message)
-        good &= went_well
+    for step in finish_all(setting.client(options)):
+        print(step.message)
+        good &= step.good
     return 0 if good else 1
 
 

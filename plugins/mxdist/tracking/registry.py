@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from mxdist.errors import MxdistError, NotFound, RegistryError, TrackingError
 from mxdist.store import Chunks, Register, Store, Versioned
@@ -22,6 +22,7 @@ from mxdist.tracking.gate import Decision, Rule, Scores, decide
 log = logging.getLogger(__name__)
 
 ALIAS = "champion"
+_ROOT = "promotions"
 
 
 @dataclass(frozen=True)
@@ -134,12 +135,17 @@ class Registry:
         self._tag(name, challenger.version, f"promoted: {decision.reason}")
         return Promotion(True, decision.reason, challenger.version, before, decision.numbers, decision.forced, drift)
 
-    def project(self, name: str) -> None:
-        """Move the alias to the champion, if a promotion could not do so.
+    def names(self) -> list[str]:
+        """Return every model that has a promotion record. Asks the run store alone."""
+        found = (entry.key.split("/")[1] for entry in self._runs.list(f"{_ROOT}/"))
+        return [unquote(name) for name in dict.fromkeys(found)]
+
+    def project(self, name: str) -> bool:
+        """Move the alias to the champion, if a promotion could not do so; return whether that was so.
 
         :raises TrackingError: MLflow cannot be reached.
         """
-        self._project_pending(name, self._register(name).read())
+        return self._project_pending(name, self._register(name).read())
 
     def drift(self, name: str) -> str:
         """Return what somebody changed by hand in MLflow, or ''."""
@@ -177,9 +183,11 @@ class Registry:
         now = self.champion(name)
         return Promotion(False, decision.reason, now.version if now else None, before, decision.numbers, drift=drift)
 
-    def _project_pending(self, name: str, seen: Versioned) -> None:
-        if seen.number and self._projected(name)["number"] < seen.number:
+    def _project_pending(self, name: str, seen: Versioned) -> bool:
+        pending = bool(seen.number) and self._projected(name)["number"] < seen.number
+        if pending:
             self._project(name)
+        return pending
 
     def _project_new(self, name: str, version: str) -> None:
         try:
@@ -255,7 +263,7 @@ class Registry:
 
 
 def _prefix(name: str) -> str:
-    return f"promotions/{quote(name, safe='')}"
+    return f"{_ROOT}/{quote(name, safe='')}"
 
 
 def _loaded(seen: Versioned) -> Champion | None:

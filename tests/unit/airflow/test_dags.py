@@ -68,7 +68,7 @@ def bag() -> DagBag:
 
 def test_folder_holds_these_dags_and_no_script(bag: DagBag) -> None:
     assert bag.import_errors == {}
-    assert set(bag.dags) == {"mnist_retrain", "own_script"}
+    assert set(bag.dags) == {"mnist_retrain", "mxdist_reconcile", "own_script"}
 
 
 def test_chain_is_the_one_that_is_described(bag: DagBag) -> None:
@@ -96,6 +96,13 @@ def test_weekly_run_covers_the_week_that_ended(bag: DagBag) -> None:
         datetime(2026, 3, 23, 3, tzinfo=UTC),
     )
     assert info.run_after == info.data_interval.end
+
+
+def test_reconciling_never_overlaps_and_never_catches_up(bag: DagBag) -> None:
+    dag = bag.dags["mxdist_reconcile"]
+    assert (dag.catchup, dag.max_active_runs) == (False, 1)
+    (task,) = dag.tasks
+    assert task.execution_timeout is not None
 
 
 @pytest.mark.parametrize(
@@ -126,8 +133,9 @@ def validated(params: Any, conf: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_form_explains_every_field_and_its_defaults_are_allowed(bag: DagBag) -> None:
+    assert validated(bag.dags["mnist_retrain"].params, {})
     for dag in bag.dags.values():
-        assert validated(dag.params, {})
+        validated(dag.params, {})
         for name in dag.params:
             param = dag.params.get_param(name)
             assert param.description

@@ -23,6 +23,7 @@ from mxdist.launch.plan import RUNTIME_NAMES, SECRET_NAMES
 from mxdist.operators.base import JobOperator
 from mxdist.operators.evaluate import EvaluateModelOperator
 from mxdist.operators.promote import PromoteModelOperator
+from mxdist.operators.reconcile import ReconcileJobsOperator
 from mxdist.operators.stage import StageDatasetOperator
 from mxdist.operators.train import DistributedTrainOperator, FineTuneOperator
 from mxdist.provider import get_provider_info
@@ -39,6 +40,7 @@ OPERATORS = [
     FineTuneOperator,
     EvaluateModelOperator,
     PromoteModelOperator,
+    ReconcileJobsOperator,
 ]
 
 
