@@ -9,6 +9,7 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
+from mxnet import autograd
 from mxnet.gluon.nn.basic_layers import _BatchNorm
 
 from mxdist.errors import Problem, SpecError
@@ -37,6 +38,10 @@ class Forward(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
         """Return the network's output for stored inputs."""
         return self.net(self._recipe.prepare(F, x, dtype=self._dtype, stored=self._stored, shape=self._shape))
 
+    def example(self, device: mx.Context) -> mx.nd.NDArray:
+        """Return one example of zeros, as stored."""
+        return mx.nd.zeros((1, *self._shape), ctx=device, dtype=self._stored)
+
 
 class LossSum(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
     """The sum of the loss over the rows of a share, as one graph."""
@@ -49,6 +54,28 @@ class LossSum(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
     def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:
         """Return the sum of the loss of all rows."""
         return F.sum(self.loss(self.forward_block(x), y))
+
+    def hybridize(self, active: bool = True, **options: Any) -> None:
+        """Become one graph, unless a layer can only run imperatively: then no block does."""
+        super().hybridize(active and not self._exchanging, **options)
+
+    def join(self, device: mx.Context) -> None:
+        """Take part, without rows, in what the layers of all ranks exchange; leaves gradients of zero."""
+        if not self._exchanging:
+            return
+        for layer in self._exchanging:
+            layer.has_rows = False
+        x = self.forward_block.example(device)
+        with autograd.record():
+            output = self.forward_block(x)
+        output.backward(mx.nd.zeros_like(output))
+        for layer in self._exchanging:
+            layer.has_rows = True
+
+    @property
+    def _exchanging(self) -> list[Any]:
+        """Return the layers that talk to other ranks."""
+        return [layer for _, layer in layers(self) if getattr(layer, "has_rows", None) is not None]
 
 
 def parameters(net: mx.gluon.Block) -> dict[str, mx.gluon.Parameter]:
