@@ -1,8 +1,8 @@
 """What happens when a DAG run ends, or somebody marks a task by hand.
 
 Airflow calls these in the scheduler and in the API server, which must never wait for S3 or MLflow. So a call only puts
-a note into a queue; one background thread does the work, with bounds. What fails there is logged: jobs can be ended by
-``mxdist cancel``, and a parent run that was missed stays open in MLflow.
+a note into a queue; one background thread does the work, with bounds. What fails there is logged, and put right by
+``ReconcileJobsOperator``.
 
 Nothing is asked of the DAG's code: the tasks left their job's place as an XCom (see ``operators/base.py``).
 """
@@ -24,6 +24,7 @@ from airflow.listeners import hookimpl
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+    from sqlalchemy.orm import Session
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +100,7 @@ class Background:
         try:
             self._notes.put_nowait(note)
         except queue.Full:
-            log.warning("Too many ended DAG runs wait for MLflow; the parent run of %s stays open.", note)
+            log.warning("Too many ended DAG runs wait for MLflow; %s is left to ReconcileJobsOperator.", note)
 
     def drain(self, timeout_s: float) -> bool:
         """Wait until every note is worked through; return whether it is."""
@@ -116,9 +117,7 @@ class Background:
             try:
                 settle(note)
             except Exception:
-                log.exception(
-                    "Cannot settle %s: `mxdist cancel` ends its jobs, its MLflow parent run stays open.", note
-                )
+                log.exception("Cannot settle %s; it is left to ReconcileJobsOperator.", note)
             finally:
                 notes.task_done()
 
@@ -131,7 +130,7 @@ def _remember(note: Note) -> None:
     try:
         _BACKGROUND.put(note)
     except Exception:
-        log.exception("Cannot note %s: `mxdist cancel` ends its jobs, its MLflow parent run stays open.", note)
+        log.exception("Cannot note %s; it is left to ReconcileJobsOperator.", note)
 
 
 def settle(note: Note) -> None:
@@ -147,16 +146,36 @@ def settle(note: Note) -> None:
 
 def places_of(note: Note) -> list[dict[str, Any]]:
     """Return where the jobs of the note's tasks are, as those tasks said before they submitted."""
-    from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
 
-    only: dict[str, Any] = {}
-    if note.task_id is not None:
-        only = {"task_ids": note.task_id, "map_indexes": note.map_index}
     with create_session() as session:
-        query = XComModel.get_many(run_id=note.run_id, key=_JOB_XCOM, dag_ids=note.dag_id, **only)
-        values = session.scalars(query.with_only_columns(XComModel.value)).all()
-    return [json.loads(value) if isinstance(value, str) else value for value in values]
+        return _places(session, note)
+
+
+def _places(session: Session, note: Note) -> list[dict[str, Any]]:
+    from airflow.models.taskinstance import TaskInstance as Task
+    from airflow.models.xcom import XComModel as XCom
+    from sqlalchemy import and_, select
+
+    same = [getattr(Task, name) == getattr(XCom, name) for name in ("dag_id", "run_id", "task_id", "map_index")]
+    query = select(XCom.value, Task.state, Task.next_method).outerjoin(Task, and_(*same))
+    query = query.where(XCom.dag_id == note.dag_id, XCom.run_id == note.run_id, XCom.key == _JOB_XCOM)
+    if note.task_id is not None:
+        query = query.where(XCom.task_id == note.task_id, XCom.map_index == note.map_index)
+    return [
+        {**(json.loads(place) if isinstance(place, str) else place), "marked": marked(state, next_method)}
+        for place, state, next_method in session.execute(query)
+    ]
+
+
+def marked(state: str | None, next_method: str | None) -> str | None:
+    """Return as what somebody marked a task while it waited for its job, or None.
+
+    Airflow forgets where a task goes on when the task ends by itself, is cleared or is given up. So an end that still
+    knows it was not the task's own: the task, or its whole run, was marked by hand.
+    """
+    ended = str(getattr(state, "value", state))
+    return ended if next_method and ended in {"success", "failed"} else None
 
 
 def _end_job(place: dict[str, Any], note: Note) -> None:
@@ -169,11 +188,12 @@ def _end_job(place: dict[str, Any], note: Note) -> None:
         return
     if attempt.result() is not None or attempt.cancel_intent() is not None:
         return
-    what = "task" if note.task_id is not None else "DAG run"
-    mark = "as success" if note.succeeded else "as failed"
-    reason = f"the {what} was marked {mark} in Airflow" if note.task_id else f"the {what} is over in Airflow"
+    mark = place.get("marked")
+    if note.task_id is not None:
+        mark = "success" if note.succeeded else "failed"
+    reason = f"the task was marked as {mark} in Airflow" if mark else "the DAG run is over in Airflow"
     # The intent alone: the job's own supervisor acts on it within seconds, wherever it runs.
-    attempt.request_cancel("user" if note.task_id else "airflow", reason, marked_success=note.succeeded)
+    attempt.request_cancel("user" if mark else "airflow", reason, marked_success=mark == "success")
     log.info("Job %s, attempt %d: %s, so it ends.", place["job_key"], attempt.number, reason)
 
 

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowNotFoundException
 
-from mxdist.errors import LaunchError, StoreError, TrackingError
+from mxdist.errors import LaunchError, MxdistError, StoreError, TrackingError
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.hooks.mlflow import MlflowHook
 from mxdist.links.mlflow import MlflowModelLink, MlflowRunLink
@@ -218,9 +219,16 @@ class JobOperator(BaseOperator):
             raise LaunchError(f"Job {attempt.claim.job_key}, attempt {attempt.number} has no result yet.")
         self.push_links(context, result.mlflow_run_url)
         if result.state.value != "SUCCEEDED":
-            self.recorded(attempt, result)
+            self._record_the_end(attempt, result)
             raise error_of(attempt, result)
         return self.hand_over(context, attempt, result)
+
+    def _record_the_end(self, attempt: Attempt, result: Result) -> None:
+        """Tell MLflow what it missed of a job that did not succeed; why the job did not is more important."""
+        try:
+            self.recorded(attempt, result)
+        except (MxdistError, AirflowNotFoundException) as error:
+            self.log.warning("MLflow was not told of the end: %s", error)
 
     def recorded(self, attempt: Attempt, result: Result) -> tuple[str | None, str | None, str | None]:
         """Return run, page and version; what MLflow missed while it was away is told to it now, if it is back."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
-from mxdist.errors import NotFound, TrackingError
+from mxdist.errors import NotFound, Problem, SpecError, TrackingError
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.hooks.mlflow import MlflowHook
 from mxdist.links.mlflow import MlflowModelLink
@@ -81,11 +81,11 @@ class PromoteModelOperator(BaseOperator):
         from mxdist.tracking.registry import Registry
 
         with as_airflow():
+            name, rule = self._name(), self._rule()
             mlflow, runs = MlflowHook(self.mlflow_conn_id), ClusterHook(self.mxdist_conn_id).runs()
-            name = self.registered_model or self.evaluation["registered_model"]
             challenger = self._challenger()
             promotion = Registry(runs, mlflow.uri, login=mlflow.login()).promote(
-                name, challenger, self._champion(), self._rule(), by=_who(context)
+                name, challenger, self._champion(), rule, by=_who(context)
             )
         decision = PROMOTED if promotion.promoted else KEPT
         self.log.info("%s: %s.", decision, promotion.reason)
@@ -101,6 +101,20 @@ class PromoteModelOperator(BaseOperator):
             "forced": promotion.forced,
             "drift": promotion.drift,
         }
+
+    def _name(self) -> str:
+        """Return the model's name.
+
+        :raises SpecError: nobody gave one, so there is nothing to promote.
+        """
+        if not isinstance(self.evaluation, Mapping):
+            problem = f"must be what EvaluateModelOperator returned, not {type(self.evaluation).__name__}"
+            raise SpecError("The promotion", [Problem("evaluation", problem)])
+        name = self.registered_model or self.evaluation.get("registered_model")
+        if not name:
+            problem = "is required: neither the training, nor the evaluation, nor this task names the model in MLflow"
+            raise SpecError("The promotion", [Problem("registered_model", problem)])
+        return str(name)
 
     def _rule(self) -> Rule:
         from mxdist.tracking.gate import Rule

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+import uuid
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,6 +83,74 @@ def test_end_of_a_run_ends_a_job_that_nobody_waits_for(asked: list[listeners.Not
     intent = attempt.cancel_intent()
     assert intent is not None
     assert (intent.by, intent.marked_success) == ("airflow", False)
+
+
+@pytest.mark.parametrize("mark", ["success", "failed"])
+def test_end_of_a_run_whose_task_was_marked_is_the_users_doing(
+    asked: list[listeners.Note], attempt: Attempt, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    """The scheduler may notice the end of the run before the API server has told of the mark."""
+    note = listeners.Note("a_dag", "a_run", mark == "success")
+    place = listeners.places_of(note)[0]
+    monkeypatch.setattr(listeners, "places_of", lambda _: [{**place, "marked": mark}])
+    listeners.settle(note)
+    intent = attempt.cancel_intent()
+    assert intent is not None
+    assert (intent.by, intent.marked_success) == ("user", mark == "success")
+    assert f"marked as {mark}" in intent.reason
+
+
+@pytest.mark.parametrize(
+    ("state", "next_method", "mark"),
+    [
+        ("success", "execute_complete", "success"),
+        ("failed", "execute_complete", "failed"),
+        ("success", None, None),
+        ("failed", None, None),
+        ("skipped", "execute_complete", None),
+        ("deferred", "execute_complete", None),
+        (None, None, None),
+    ],
+    ids=["marked success", "marked failed", "succeeded", "failed itself", "timed out", "waits", "cleared"],
+)
+def test_who_ended_a_task(state: str | None, next_method: str | None, mark: str | None) -> None:
+    assert listeners.marked(state, next_method) == mark
+
+
+def test_database_says_where_jobs_are_and_which_tasks_were_marked() -> None:
+    from airflow.models import import_all_models
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XComModel
+    from sqlalchemy import create_engine, insert
+    from sqlalchemy.orm import Session
+
+    import_all_models()
+    engine = create_engine("sqlite://")
+    tables: Any = [TaskInstance.__table__, XComModel.__table__]
+    TaskInstance.metadata.create_all(engine, tables=tables)
+    with Session(engine) as session:
+        for number, (run_id, task_id, key, state, next_method) in enumerate(
+            [
+                ("a_run", "marked", "mxdist_job", "failed", "execute_complete"),
+                ("a_run", "ended", "mxdist_job", "failed", None),
+                ("a_run", "no_job", "return_value", "success", None),
+                ("another_run", "marked", "mxdist_job", "success", "execute_complete"),
+            ]
+        ):
+            place = {"dag_id": "a_dag", "run_id": run_id, "task_id": task_id, "map_index": -1}
+            pool = {"pool": "p", "pool_slots": 1, "queue": "q", "priority_weight": 1, "max_tries": 1}
+            task = {"id": uuid.uuid4(), "state": state, "next_method": next_method, "try_number": 1, **pool}
+            session.execute(insert(TaskInstance).values(**place, **task))
+            value = {"job_key": f"{run_id}-{task_id}"}
+            session.execute(insert(XComModel).values(**place, dag_run_id=number, key=key, value=json.dumps(value)))
+        of_run = listeners._places(session, listeners.Note("a_dag", "a_run", False))
+        of_task = listeners._places(session, listeners.Note("a_dag", "a_run", False, "ended"))
+    engine.dispose()
+    assert sorted((place["job_key"], place["marked"]) for place in of_run) == [
+        ("a_run-ended", None),
+        ("a_run-marked", "failed"),
+    ]
+    assert [place["job_key"] for place in of_task] == ["a_run-ended"]
 
 
 def test_late_note_leaves_the_job_of_the_next_life_alone(asked: list[listeners.Note], attempt: Attempt) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
+from mlflow import MlflowClient
 from unit.airflow.world import RUN_START, Pretender, context_of, end
 
 from mxdist.hooks.cluster import ClusterHook
@@ -16,6 +18,7 @@ from mxdist.operators.base import JOB_XCOM, job_name
 from mxdist.operators.train import DistributedTrainOperator, FineTuneOperator
 from mxdist.spec import JobState
 from mxdist.store import Attempt, Cause, State, open_store
+from stack.mlflow import Mlflow
 
 STAGED = {"manifest_uri": "s3://bucket/data/set/manifests/v.json", "version": "0" * 64, "as_of": "2026-03-02"}
 
@@ -204,6 +207,78 @@ def test_failures_say_who_and_where_and_whether_to_retry(
         make().execute_complete(context, {"attempt": 1, "status": "done", "state": state.value})
     assert type(caught.value) is kind
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+@pytest.fixture
+def recording(
+    make: Callable[..., Any], mlflow_server: Mlflow, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], DistributedTrainOperator]:
+    """As ``make``, with runs in MLflow."""
+    connection = {"conn_type": "mxdist_mlflow", "host": mlflow_server.url}
+    monkeypatch.setenv("AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps(connection))
+    experiment = f"operators-{time.time_ns()}"
+    return lambda: make(mlflow_conn_id="mxdist_mlflow", experiment=experiment)
+
+
+KILLED = Cause("killed", "rank 1 was killed", rank=1, exit_code=-9)
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "status"),
+    [
+        (JobState.FAILED, KILLED, "FAILED"),
+        (JobState.DEADLINE, Cause("deadline", "the deadline has passed"), "FAILED"),
+        (JobState.CANCELLED, Cause("cancel", "cancelled by cli", retryable=False), "KILLED"),
+    ],
+    ids=lambda value: value.value if isinstance(value, JobState) else "",
+)
+def test_mlflow_is_told_of_an_end_that_it_missed(
+    recording: Callable[[], Any],
+    latest: Callable[[], Attempt],
+    mlflow_server: Mlflow,
+    state: JobState,
+    cause: Cause,
+    status: str,
+) -> None:
+    context = context_of(recording())
+    deferred(recording(), context)
+    url = context["ti"].xcoms["mxdist_mlflow_run_url"]
+    mlflow = MlflowClient(mlflow_server.url)
+    assert mlflow.get_run(url.rpartition("/")[2]).info.status == "RUNNING"
+    end(latest(), state, cause, tracking_complete=False)
+    with pytest.raises(AirflowException, match=cause.message):
+        recording().execute_complete(context, {"attempt": 1, "status": "done", "state": state.value})
+    run = mlflow.get_run(url.rpartition("/")[2])
+    assert (run.info.status, run.data.tags["mxdist.state"]) == (status, state.value)
+    assert run.data.tags["mxdist.cause"] == f"{cause.kind}: {cause.message}"
+
+
+@pytest.mark.parametrize("away", ["down", "forgotten"])
+def test_why_a_job_failed_is_told_even_if_mlflow_cannot_be(
+    recording: Callable[[], Any], latest: Callable[[], Attempt], monkeypatch: pytest.MonkeyPatch, away: str
+) -> None:
+    context = context_of(recording())
+    deferred(recording(), context)
+    end(latest(), JobState.FAILED, KILLED, tracking_complete=False)
+    if away == "down":
+        connection = {"conn_type": "mxdist_mlflow", "host": "http://127.0.0.1:9"}
+        monkeypatch.setenv("AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps(connection))
+    else:
+        monkeypatch.delenv("AIRFLOW_CONN_MXDIST_MLFLOW")
+    with pytest.raises(AirflowException, match="rank 1 was killed") as caught:
+        recording().execute_complete(context, {"attempt": 1, "status": "done", "state": "FAILED"})
+    assert type(caught.value) is AirflowException, "a retry may help"
+
+
+def test_nothing_is_sent_twice_of_a_failure_that_mlflow_knows(
+    recording: Callable[[], Any], latest: Callable[[], Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = context_of(recording())
+    deferred(recording(), context)
+    end(latest(), JobState.FAILED, KILLED, tracking_complete=True)
+    monkeypatch.setattr("mxdist.tracking.replay.replay", lambda *_, **__: pytest.fail("it was asked to"))
+    with pytest.raises(AirflowException, match="rank 1 was killed"):
+        recording().execute_complete(context, {"attempt": 1, "status": "done", "state": "FAILED"})
 
 
 def test_wrong_fields_are_all_named_before_anything_starts(

@@ -132,6 +132,20 @@ def test_wrong_rule_is_named(runs_uri: str, mlflow: MlflowClient, model: str, fi
         promote(evaluation=evaluation(model, "1", 0.9), **fields)
 
 
+@pytest.mark.parametrize(
+    "given", [{**evaluation("", "1", 0.9)}, {**evaluation("x", "1", 0.9), "registered_model": None}]
+)
+def test_model_without_a_name_is_refused_before_anything_is_asked(given: dict[str, Any]) -> None:
+    """No connection is there: asking any service would fail otherwise."""
+    with pytest.raises(AirflowFailException, match=r"registered_model: is required"):
+        promote(evaluation=given)
+
+
+def test_promotion_of_what_is_no_evaluation_is_refused() -> None:
+    with pytest.raises(AirflowFailException, match=r"evaluation: must be what EvaluateModelOperator returned, not str"):
+        promote(evaluation="s3://bucket/model")
+
+
 def test_mlflow_down_at_promote_may_be_retried(runs_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     connection = {"conn_type": "mxdist_mlflow", "host": "http://127.0.0.1:9"}
     monkeypatch.setenv("AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps(connection))
