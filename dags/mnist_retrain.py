@@ -23,6 +23,8 @@ from mxdist.spec import AVAILABLE
 
 EPOCHS: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 100}
 RATE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
+# The strategies that need no more than a number of ranks.
+STRATEGIES = [one.value for one in AVAILABLE if one.value in ("allreduce", "parameter_server")]
 PARAMS = {
     "pretrain_epochs": Param(4, "Passes over the digits 0-4.", **EPOCHS),
     "pretrain_rate": Param(0.002, "Learning rate on the digits 0-4.", **RATE),
@@ -32,7 +34,7 @@ PARAMS = {
     "finetune_rate": Param(0.001, "Learning rate of all layers.", **RATE),
     "batch_size": Param(64, "Examples a step, over all ranks.", type="integer", minimum=1, maximum=4096),
     "world_size": Param(2, "Ranks; must divide the batch size.", type="integer", minimum=1, maximum=64),
-    "strategy": Param("allreduce", "How the gradients of the ranks meet.", enum=[one.value for one in AVAILABLE]),
+    "strategy": Param("allreduce", "How the gradients of the ranks meet.", enum=STRATEGIES),
     "margin": Param(0.0, "Accuracy that a new champion must gain.", type="number", minimum=0, maximum=1),
     "seed": Param(0, "Of first weights and data order.", type="integer", minimum=0, maximum=2**31 - 1),
 }

@@ -15,9 +15,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from parallel.inprocess import worker_of
 from parallel.worlds import Jobs, images, jobs
 
-from mxdist.store import open_store
+from mxdist.runtime import loop
+from mxdist.runtime.parallel import Alone
+from mxdist.spec import TrainingJob
+from mxdist.store import Attempt, open_store
 
 REFERENCE = Path(__file__).with_name("reference.py")
 BOUND = 1e-9
@@ -61,6 +65,19 @@ class Law:
         world = self.jobs.start(attempt, mutation=mutation)
         codes = world.wait()
         assert set(codes) == {0}, f"{codes}\n{world.log()}"
+        return self.off(attempt)
+
+    def here(self, **fields: Any) -> float:
+        """Train in this process, on one rank; return the same difference."""
+        self.made += 1
+        attempt = self.jobs.claim(self._job(1, fields), f"law-{self.made}")
+        job = attempt.claim.parsed()
+        assert isinstance(job, TrainingJob)
+        loop.Trainer(job, worker_of(self.jobs, attempt), Alone()).run()
+        return self.off(attempt)
+
+    def off(self, attempt: Attempt) -> float:
+        """Return the largest difference of a weight or a loss of a finished attempt to the reference."""
         trained = self.jobs.exported(attempt)
         assert trained.keys() == self.weights.keys()
         losses = [record.value for record in self.jobs.journal(attempt) if record.key == "loss"]
@@ -77,7 +94,7 @@ class Law:
             seed=case["seed"],
             batch_size=case["batch_size"],
             epochs=case["epochs"],
-            parallelism={"world_size": ranks},
+            parallelism={"world_size": ranks, **fields.pop("parallelism", {})},
             init={"model_uri": self.model_uri},
             optimizer={
                 "name": case["optimizer"],

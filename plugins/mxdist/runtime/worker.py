@@ -30,6 +30,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from mxdist.errors import Problem, SpecError
 from mxdist.runtime import exit_codes
 from mxdist.spec import EvaluationJob, TrainingJob, parse_job
 from mxdist.store import Attempt, JobRun, open_store
@@ -113,10 +114,26 @@ class Worker:
 
     @cached_property
     def devices(self) -> list[mx.Context]:
-        """The devices of this rank: exactly one. Horovod reduces the gradients of one device only, and says nothing."""
+        """The devices of this rank: one, unless the job's layout gives each rank several.
+
+        GPUs when the host has any, and then all of them must be there; else CPU contexts, of which MXNet takes any
+        number. Horovod reduces the gradients of one device of a process only, and says nothing: a script that uses
+        several must sum them itself first.
+
+        :raises SpecError: the host has GPUs, but too few.
+        """
         import mxnet as mx
 
-        return [mx.gpu(self.local_rank) if mx.context.num_gpus() > self.local_rank else mx.cpu()]
+        job, present = self.job, mx.context.num_gpus()
+        count = 1 if job is None else job.parallelism.devices_per_rank
+        numbers = range(self.local_rank * count, (self.local_rank + 1) * count)
+        if present == 0 or (count == 1 and present <= self.local_rank):
+            return [mx.cpu(number) for number in range(count)]
+        missing = [f"gpu({number})" for number in numbers if number >= present]
+        if missing:
+            problem = f"rank {self.rank} needs {', '.join(missing)}, but its host has GPUs 0 to {present - 1} only"
+            raise SpecError("The job", [Problem("parallelism.devices", problem)])
+        return [mx.gpu(number) for number in numbers]
 
     @cached_property
     def attempt(self) -> Attempt | None:

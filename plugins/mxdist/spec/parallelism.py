@@ -21,7 +21,7 @@ class Strategy(StrEnum):
     HYBRID = "hybrid"
 
 
-AVAILABLE = (Strategy.ALLREDUCE,)
+AVAILABLE = (Strategy.ALLREDUCE, Strategy.DEVICES, Strategy.HYBRID)
 """Strategies that run today; the others are named so that job files can say what they mean."""
 
 
@@ -63,6 +63,10 @@ class Inside(StrEnum):
     DEVICES = "devices"
     MODEL = "model"
     PIPELINE = "pipeline"
+
+
+AVAILABLE_INSIDE = (Inside.DEVICES,)
+"""What a hybrid can do inside today."""
 
 
 class Balance(StrEnum):
@@ -163,6 +167,11 @@ class Parallelism(Spec):
         return self.across is Across.PROCESSES
 
     @property
+    def devices_per_rank(self) -> int:
+        """Devices that each rank uses: replicas of the network, or stages of it."""
+        return self.devices or (1 if self.across_processes else self.stage_count)
+
+    @property
     def replicas(self) -> int:
         """Copies of the model that train on different rows: what a global batch is shared by."""
         return self.world_size // self.stage_count if self.across_processes else self.world_size
@@ -189,6 +198,8 @@ class Parallelism(Spec):
     @field_validator("inside")
     @classmethod
     def _hybrid_of_what(cls, inside: Inside | None, info: ValidationInfo) -> Inside | None:
+        if inside not in (None, *AVAILABLE_INSIDE):
+            raise ValueError(f"{inside.value!r} is not yet available; use {_names(AVAILABLE_INSIDE)}")
         if inside is None and info.data.get("strategy") is Strategy.HYBRID:
             raise ValueError(f"is required: {_names(Inside)}")
         return inside

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from typing import Any
 
 import mxnet as mx
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from parallel.inprocess import worker_of
 from parallel.worlds import Jobs, images, jobs, poll
 
+from mxdist.errors import SpecError
 from mxdist.runtime import worker as module
 from mxdist.runtime.worker import Worker
 
@@ -54,6 +56,39 @@ def test_current_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_has_one_device() -> None:
     """Horovod reduces the gradients of a rank's first device only, and says nothing."""
     assert Worker.from_environment({}).devices == [mx.cpu()]
+
+
+HYBRID = {"strategy": "hybrid", "inside": "devices", "devices": 2, "world_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "local_rank", "parallelism", "expected"),
+    [
+        (0, 0, {}, [mx.cpu(0)]),
+        (4, 3, {}, [mx.gpu(3)]),
+        (1, 1, {}, [mx.cpu(0)]),
+        (0, 0, {"strategy": "devices", "devices": 3}, [mx.cpu(0), mx.cpu(1), mx.cpu(2)]),
+        (0, 1, HYBRID, [mx.cpu(0), mx.cpu(1)]),
+        (4, 1, HYBRID, [mx.gpu(2), mx.gpu(3)]),
+    ],
+)
+def test_devices_of_a_rank(
+    small: Jobs, monkeypatch: pytest.MonkeyPatch, gpus: int, local_rank: int, parallelism: Any, expected: Any
+) -> None:
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: gpus)
+    worker = worker_of(small, small.claim(small.job(parallelism=parallelism), "devices"))
+    worker.local_rank = local_rank
+    assert worker.devices == expected
+
+
+def test_devices_that_do_not_exist_are_refused(small: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: 3)
+    worker = worker_of(small, small.claim(small.job(parallelism=HYBRID), "missing"))
+    worker.local_rank = worker.rank = 1
+    with pytest.raises(
+        SpecError, match=r"parallelism.devices: rank 1 needs gpu\(3\), but its host has GPUs 0 to 2 only"
+    ):
+        _ = worker.devices
 
 
 def test_job_and_params(small: Jobs) -> None:

@@ -8,11 +8,13 @@ import pytest
 
 from mxdist.errors import SpecError
 from mxdist.spec import Parallelism, Strategy, parallelism, parse_job
+from mxdist.spec.parallelism import Inside
 
 
 @pytest.fixture(autouse=True)
 def _every_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallelism, "AVAILABLE", tuple(Strategy))
+    monkeypatch.setattr(parallelism, "AVAILABLE_INSIDE", tuple(Inside))
 
 
 def problems(**document: Any) -> dict[str, str]:
@@ -103,3 +105,17 @@ def test_parameter_servers_compute_in_float32() -> None:
 def _job(**fields: Any) -> dict[str, Any]:
     dataset = {"manifest_uri": "s3://data/manifests/1.json", "version": "ab" * 32}
     return {"name": "a", "model": {"name": "lenet"}, "dataset": dataset, **fields}
+
+
+@pytest.mark.parametrize(
+    ("document", "devices"),
+    [
+        ({"world_size": 4}, 1),
+        ({"strategy": "devices", "devices": 3}, 3),
+        ({"strategy": "hybrid", "inside": "devices", "devices": 2, "world_size": 2}, 2),
+        ({"strategy": "model", "stages": 3}, 3),
+        ({"strategy": "pipeline", "cuts": ["a", "b"], "across": "processes", "world_size": 3}, 1),
+    ],
+)
+def test_how_many_devices_a_rank_has(document: dict[str, Any], devices: int) -> None:
+    assert Parallelism.parse(document).devices_per_rank == devices

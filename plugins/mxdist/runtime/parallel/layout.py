@@ -80,20 +80,38 @@ class Whole(Layout):
     """The whole network on one device.
 
     :param graph: the sum of the loss over a share, hybridized.
+    :param parts: how many parts a share is computed in, one after the other; their gradients are added.
     """
 
-    def __init__(self, graph: network.LossSum, updater: Update, group: Group, device: mx.Context) -> None:
+    def __init__(
+        self, graph: network.LossSum, updater: Update, group: Group, device: mx.Context, parts: int = 1
+    ) -> None:
         super().__init__(updater, group)
         self._graph = graph
         self._device = device
+        self._parts = parts
+        if parts > 1:
+            autograd.mark_variables(updater.weights, updater.gradients, "add")
 
     def backward(self, batch: Batch) -> mx.nd.NDArray | None:
-        """Compute the gradient of this rank's rows in one piece."""
-        if not batch.rows:
+        """Compute the gradient of this rank's rows in one piece, or part by part."""
+        if not batch.rows or self._parts > 1:
             for gradient in self.updater.gradients:
                 gradient[:] = 0
-            return None
+        losses = [self._part(batch, rows) for rows in divide(batch.rows, self._parts)]
+        return mx.nd.add_n(*losses) if len(losses) > 1 else next(iter(losses), None)
+
+    def _part(self, batch: Batch, rows: slice) -> mx.nd.NDArray:
+        whole = rows == slice(0, batch.rows)
+        x, y = (batch.x, batch.y) if whole else (batch.x[rows], batch.y[rows])
         with autograd.record():
-            loss: mx.nd.NDArray = self._graph(batch.x, batch.y)
+            loss: mx.nd.NDArray = self._graph(x, y)
         loss.backward(self.weight(batch.total, self._device))
         return loss
+
+
+def divide(rows: int, parts: int) -> list[slice]:
+    """Return how ``rows`` are divided: at most ``parts`` slices, none of them empty, the first ones a row longer."""
+    each, more = divmod(rows, parts)
+    ends = [each * (part + 1) + min(part + 1, more) for part in range(min(parts, rows))]
+    return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
