@@ -19,7 +19,7 @@ from mxdist.errors import TrainingFailed
 from mxdist.runtime import network
 from mxdist.runtime.batches import Batch
 from mxdist.runtime.parallel.base import Group, digest_arrays
-from mxdist.runtime.parallel.layout import Layout, divide
+from mxdist.runtime.parallel.layout import Layout, divide, take
 from mxdist.runtime.update import Update
 
 
@@ -90,7 +90,7 @@ class Devices(Layout):
                 )
 
     def _part(self, replica: Replica, batch: Batch, rows: slice) -> mx.nd.NDArray:
-        x, y = (array[rows].as_in_context(replica.device) for array in (batch.x, batch.y))
+        x, y = (array.as_in_context(replica.device) for array in take(batch, rows))
         with autograd.record():
             loss: mx.nd.NDArray = replica.graph(x, y)
         loss.backward(self.weight(batch.total, replica.device))

@@ -102,8 +102,7 @@ class Whole(Layout):
         return mx.nd.add_n(*losses) if len(losses) > 1 else next(iter(losses), None)
 
     def _part(self, batch: Batch, rows: slice) -> mx.nd.NDArray:
-        whole = rows == slice(0, batch.rows)
-        x, y = (batch.x, batch.y) if whole else (batch.x[rows], batch.y[rows])
+        x, y = take(batch, rows)
         with autograd.record():
             loss: mx.nd.NDArray = self._graph(x, y)
         loss.backward(self.weight(batch.total, self._device))
@@ -115,3 +114,10 @@ def divide(rows: int, parts: int) -> list[slice]:
     each, more = divmod(rows, parts)
     ends = [each * (part + 1) + min(part + 1, more) for part in range(min(parts, rows))]
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def take(batch: Batch, rows: slice) -> tuple[mx.nd.NDArray, mx.nd.NDArray]:
+    """Return inputs and targets of some rows of a share that has any."""
+    if batch.x is None or batch.y is None:
+        raise ValueError("a share without rows has no part")
+    return (batch.x, batch.y) if rows == slice(0, batch.rows) else (batch.x[rows], batch.y[rows])
