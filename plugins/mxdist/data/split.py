@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mxdist.data.arrays import check_files, refuse
 from mxdist.errors import DataError
 from mxdist.spec.dataset import Split
 
@@ -99,28 +100,32 @@ def _write_rows(path: Path, array: Any, rows: list[int]) -> None:
 
 
 def read_arrays(folder: Path, *, mapped: bool = False) -> tuple[Any, Any]:
-    """Return ``x`` and ``y`` of a folder: any dtype but objects, one label (an integer) to each row of ``x``.
+    """Return ``x`` and ``y`` of a folder: real numbers, one label (an integer) to each row of ``x``.
 
     :param mapped: map the files instead of reading them.
-    :raises DataError: a file is absent, is no array, or they do not fit each other.
+    :raises DataError: a file is absent, is no such array, or they do not fit each other; with all that is wrong.
     """
     import numpy as np
 
-    arrays = []
-    for path in (folder / "x.npy", folder / "y.npy"):
+    paths = [folder / "x.npy", folder / "y.npy"]
+    hint = "An array dataset is x.npy (the examples) and y.npy (labels)."
+    refuse([f"there is no {path}" for path in paths if not path.is_file()], hint)
+    check_files({path.name: path for path in paths})
+    arrays, problems = [], []
+    for path in paths:
         try:
             arrays.append(np.load(path, mmap_mode="r" if mapped else None, allow_pickle=False))
-        except FileNotFoundError:
-            raise DataError(
-                f"there is no {path}.", hint="An array dataset is x.npy (the examples) and y.npy (labels)."
-            ) from None
         except (ValueError, OSError, EOFError) as error:
-            raise DataError(f"{path} is not an array that can be read: {error}.") from None
+            problems.append(f"{path} is not an array that can be read: {error}")
+    refuse(problems)
     x, y = arrays
-    if x.ndim < 1 or y.ndim != 1 or len(x) != len(y):
-        raise DataError(f"{folder}: x.npy has shape {x.shape} and y.npy {y.shape}; they need the same number of rows.")
+    if y.ndim != 1:
+        raise DataError(f"{folder}: y.npy has shape {y.shape}; it needs one label for each row of x.npy, {x.shape}.")
     if not np.issubdtype(y.dtype, np.integer):
         raise DataError(f"{folder / 'y.npy'} holds {y.dtype}; labels must be integers.")
+    if y.dtype == np.uint64 and (highest := int(y.max())) > np.iinfo(np.int64).max:
+        where = f"{folder / 'y.npy'} holds the label {highest} in row {y.argmax()}"
+        raise DataError(f"{where}, more than a signed 64-bit integer holds.")
     return x, y
 
 
@@ -130,11 +135,12 @@ def load_split(
     """Return ``(x, y)`` of one split of a fetched dataset; ``y`` is int64.
 
     :param labels: keep only these labels; they become classes 0, 1, ... in this order.
-    :raises DataError: there is no such split, or a label is not in it.
+    :raises DataError: there is no such split, its arrays are not usable, or a label is not in it.
     """
     import numpy as np
 
-    if split not in (known := sorted(path.parent.name for path in folder.glob("*/y.npy"))):
+    known = sorted({path.parent.name for name in ("x", "y") for path in folder.glob(f"*/{name}.npy")})
+    if split not in known:
         raise DataError(f"{folder} has no split {split!r}; it has {', '.join(known) or 'none'}.")
     x, y = read_arrays(folder / split)
     y = y.astype(np.int64)

@@ -7,15 +7,16 @@ visible only when it is complete.
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypedDict
+from typing import TypedDict
 
+from mxdist.data.arrays import check_files
 from mxdist.data.manifest import (
     DatasetStore,
     File,
@@ -32,7 +33,7 @@ from mxdist.data.sources import Source, open_source
 from mxdist.errors import DataError
 from mxdist.spec.cluster import Storage
 from mxdist.spec.dataset import Split
-from mxdist.store import Credentials, Store
+from mxdist.store import Credentials, Store, open_store
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,6 @@ _SMALL_WORKERS = 8
 _LARGE_WORKERS = 2  # each sends several parts at once
 _HASH_WORKERS = 4
 _LABELS_SHOWN = 1000
-_NPY_MAGIC = b"\x93NUMPY"
 
 
 class Staged(TypedDict):
@@ -71,8 +71,8 @@ def stage(
 ) -> Staged:
     """Put a dataset into the store as one immutable version, and return what names it.
 
-    :param source: a folder, ``mnist5k``, ``module:function``, ``path.py:function``, or a function; a function is
-        given an empty folder and fills it.
+    :param source: a folder, ``mnist5k``, ``cifar10:`` with the folder or S3 URI of its binary files,
+        ``module:function``, ``path.py:function``, or a function; a function is given an empty folder and fills it.
     :param uri: where datasets are kept: ``s3://bucket/prefix`` or a folder.
     :param name: the dataset's name.
     :param split: divide ``x.npy`` and ``y.npy`` into train, validation and test; None leaves files as they are.
@@ -83,7 +83,9 @@ def stage(
     """
     date = as_of_text(as_of)
     dataset = open_dataset(uri, name, storage, credentials)
-    with open_source(source, split, scratch) as folder:
+    where = storage or Storage()
+    opener = partial(open_store, endpoint_url=where.endpoint_url, region=where.region, credentials=credentials)
+    with open_source(source, split, scratch, opener=opener) as folder:
         return stage_folder(folder, dataset, date)
 
 
@@ -142,7 +144,8 @@ def describe(folder: Path) -> list[File]:
         raise DataError(f"there are no files in {folder}.", hint="Is the path right? An empty dataset is never staged.")
     names = [path.relative_to(folder).as_posix() for path in paths]
     check_paths(names, str(folder))
-    return in_parallel(lambda path: _describe(path, path.relative_to(folder).as_posix()), paths, _HASH_WORKERS)
+    rows = check_files(dict(zip(names, paths, strict=True)))
+    return in_parallel(lambda name: _describe(folder / name, name, rows.get(name)), names, _HASH_WORKERS)
 
 
 def _walk(folder: Path) -> Iterator[Path]:
@@ -161,35 +164,13 @@ def _walk(folder: Path) -> Iterator[Path]:
             raise DataError(f"{path} is {what}; a dataset holds files, folders and links to files only.")
 
 
-def _describe(path: Path, name: str) -> File:
+def _describe(path: Path, name: str, rows: int | None) -> File:
     try:
         digest, size = sha256_of(path)
-        with path.open("rb") as stream:
-            rows = _rows(stream, path) if name.endswith(".npy") else None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}.") from error
     top, slash, _ = name.partition("/")
     return File(name, size, digest, rows, top if rows is not None and slash else None)
-
-
-def _rows(stream: BinaryIO, path: Path) -> int | None:
-    """Return the first dimension that an .npy header names, without numpy; None if it is none of that format.
-
-    :raises DataError: the array holds Python objects, which only pickle could read.
-    """
-    start = stream.read(8)
-    if start[:6] != _NPY_MAGIC:
-        return None
-    width = 2 if start[6] == 1 else 4
-    length = int.from_bytes(stream.read(width), "little")
-    try:
-        header = ast.literal_eval(stream.read(min(length, 1 << 16)).decode("latin-1"))
-        shape, descr = header["shape"], header["descr"]
-    except (ValueError, SyntaxError, KeyError, TypeError):
-        return None
-    if "O" in str(descr):
-        raise DataError(f"{path} holds Python objects; only arrays of numbers can be staged.")
-    return int(shape[0]) if shape else None
 
 
 def _labels(folder: Path, files: list[File]) -> tuple[int, ...] | None:
@@ -201,7 +182,10 @@ def _labels(folder: Path, files: list[File]) -> tuple[int, ...] | None:
 
     labels: set[int] = set()
     for path in found:
-        array = np.load(folder / path, mmap_mode="r", allow_pickle=False)
+        try:
+            array = np.load(folder / path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, OSError) as error:
+            raise DataError(f"{folder / path} is not an array that can be read: {error}.") from None
         if not np.issubdtype(array.dtype, np.integer):
             return None
         labels.update(int(label) for label in np.unique(array))

@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 from numpy.typing import NDArray
 
-from mxdist.errors import DataError
+from mxdist.data.arrays import not_real, refuse
 
 _CHUNK_BYTES = 8 << 20
 _CHUNK_STEPS = 32
@@ -23,16 +23,28 @@ _CHUNK_STEPS = 32
 
 @dataclass(frozen=True)
 class Examples:
-    """One split in host memory (or mapped from a file): inputs as stored, targets beside them."""
+    """One split in host memory (or mapped from a file): inputs as stored, targets beside them.
+
+    :param split: what messages call it.
+    :raises DataError: there are none, they do not fit each other, or are no real numbers; with all that is wrong.
+    """
 
     x: NDArray[Any]
     y: NDArray[Any]
+    split: str = "this"
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.y):
-            raise DataError(f"there are {len(self.x)} examples, but {len(self.y)} labels.")
-        if not len(self.x):
-            raise DataError("there are no examples.")
+        where = f"of the {self.split} split"
+        parts = {"x": self.x, "y": self.y}
+        problems = [f"{name} {where} {problem}" for name, part in parts.items() if (problem := not_real(part))]
+        single = [
+            f"{name} {where} is a single number, not a row for each example" for name in parts if not parts[name].ndim
+        ]
+        if not single and len(self.x) != len(self.y):
+            problems.append(f"there are {len(self.x)} examples, but {len(self.y)} labels {where}")
+        elif not single and not len(self.x):
+            problems.append(f"there are no examples {where}")
+        refuse(problems + single)
 
     def __len__(self) -> int:
         return len(self.x)

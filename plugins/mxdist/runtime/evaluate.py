@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 from numpy.typing import NDArray
 
+from mxdist.data.arrays import no_classes
 from mxdist.data.split import load_split
 from mxdist.errors import DataError, NotFound, Problem, SpecError
 from mxdist.runtime import network
@@ -68,8 +69,8 @@ def run(job: EvaluationJob, worker: Worker) -> dict[str, Any]:
     if not (folder / job.split).is_dir():
         raise DataError(f"the dataset has no split {job.split!r}.")
     x, y = load_split(folder, job.split, job.dataset.labels)
-    if not len(x):
-        raise DataError(f"the split {job.split!r} is empty.")
+    if problem := no_classes(y, "float64", outputs=None, learnt=job.dataset.labels is None):
+        raise DataError(f"y of the {job.split} split {problem}.", hint="Set dataset.labels.")
     labels = job.dataset.labels or tuple(range(int(y.max()) + 1))
     scores: dict[str, dict[str, Any]] = {}
 

@@ -25,9 +25,10 @@ from typing import Any
 
 import mxnet as mx
 import numpy as np
+from numpy.typing import NDArray
 
 from mxdist.data.split import load_split
-from mxdist.errors import Problem, SpecError
+from mxdist.errors import DataError, Problem, SpecError
 from mxdist.runtime import models
 from mxdist.runtime.batches import Examples
 from mxdist.spec import Model
@@ -73,8 +74,33 @@ class Recipe:
         found = own(folder, split, self.params) if own else load_split(folder, split, labels)
         if found is None:
             return None
-        x, y = (np.asanyarray(part) for part in found)
-        return Examples(x if x.dtype.name in _ON_DEVICE else x.astype(np.float32), y)
+        x, y = self._pair(found, split)
+        Examples(x, y, split)  # before a cast that would drop an imaginary part
+        return Examples(x if x.dtype.name in _ON_DEVICE else x.astype(np.float32), y, split)
+
+    def _pair(self, found: Any, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
+        try:
+            x, y = found
+        except (TypeError, ValueError):
+            what = f"data() of {self.name} returned {type(found).__name__} for the {split} split, not (x, y)."
+            raise DataError(what) from None
+        return np.asanyarray(x), np.asanyarray(y)
+
+    @property
+    def fills_gaps(self) -> bool:
+        """Whether inputs may hold NaN: only a ``preprocess`` of the recipe's own could deal with them."""
+        return self._function("preprocess") is not None
+
+    @property
+    def classes(self) -> int | None:
+        """The number of classes that the job gives, if it gives one."""
+        given = self._params.get("classes")
+        return given if type(given) is int and given > 0 else None
+
+    @property
+    def outputs(self) -> int | None:
+        """The number of outputs, if it is known before the network is there: not for a network of the recipe's own."""
+        return self.classes if self._builtin else None
 
     def learn_classes(self, count: int) -> None:
         """Set the parameter ``classes`` unless the job gives it."""

@@ -9,6 +9,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from mxdist.data.arrays import no_classes, not_finite, refuse
 from mxdist.data.fetch import fetch
 from mxdist.errors import DataError
 from mxdist.runtime import finetune, network
@@ -20,6 +21,7 @@ from mxdist.runtime.worker import Worker
 from mxdist.spec import Dataset, TrainingJob
 
 _FEW = 2
+_HINT = "Set dataset.labels, or model.params.classes."
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,9 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
     folder = fetch_dataset(job.dataset, job, worker)
     train = recipe.examples(folder, "train", job.dataset.labels)
     if train is None:
-        raise DataError("there is no train split.")
+        raise DataError(f"dataset {job.dataset.manifest_uri} has no train split.")
     validation = recipe.examples(folder, "validation", job.dataset.labels)
+    _check_values(recipe, [train, *([validation] if validation else [])], job)
     recipe.learn_classes(_classes(train, job.dataset.labels))
     network.reseed(job.seed, 0, 0)
     net = recipe.network()
@@ -105,6 +108,23 @@ def fetch_dataset(dataset: Dataset, job: Any, worker: Worker) -> Path:
         return fetch(dataset.manifest_uri, dataset.version, cache, storage=job.storage, session=session)
 
 
+def _check_values(recipe: Recipe, parts: list[Examples], job: TrainingJob) -> None:
+    """Refuse values that training would stumble over, before there is a network to build.
+
+    :raises DataError: with the first wrong row of every array.
+    """
+    labels = job.dataset.labels if job.dataset else None
+    learnt = recipe.classes is None and labels is None
+    dtype = job.dtype.value
+    problems = []
+    for part in parts:
+        found = {"x": "" if recipe.fills_gaps else not_finite(part.x, dtype), "y": not_finite(part.y, dtype)}
+        if recipe.classifies:
+            found["y"] = found["y"] or no_classes(part.y, dtype, outputs=recipe.outputs, learnt=learnt)
+        problems += [f"{name} of the {part.split} split {problem}" for name, problem in found.items() if problem]
+    refuse(problems, _HINT if any("the label" in problem for problem in problems) else "")
+
+
 def _classes(train: Examples, labels: tuple[int, ...] | None) -> int:
     if labels is not None:
         return len(labels)
@@ -126,6 +146,7 @@ def _check_labels(train: Examples, validation: Examples | None, outputs: int) ->
     for examples in (train, validation):
         if examples is not None and not (0 <= int(examples.y.min()) and int(examples.y.max()) < outputs):
             raise DataError(
-                f"labels go from {examples.y.min()} to {examples.y.max()}, but the network has {outputs} outputs.",
-                hint="Set dataset.labels, or model.params.classes.",
+                f"labels of the {examples.split} split go from {examples.y.min()} to {examples.y.max()}, "
+                f"but the network has {outputs} outputs.",
+                hint=_HINT,
             )

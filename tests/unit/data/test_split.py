@@ -182,12 +182,16 @@ def test_what_is_not_there_is_said(tmp_path: Path, split: str, labels: tuple[int
 @pytest.mark.parametrize(
     ("x", "y", "said"),
     [
-        (np.zeros((3, 1)), np.zeros(2, int), r"shape \(3, 1\) and y.npy \(2,\)"),
-        (np.zeros((2, 1)), np.zeros((2, 1), int), "same number of rows"),
+        (
+            np.zeros((3, 1)),
+            np.zeros(2, int),
+            "has 3 rows, but y.npy beside it has 2; they need the same number of rows",
+        ),
+        (np.zeros((2, 1)), np.zeros((2, 1), int), "it needs one label for each row"),
         (np.zeros((2, 1)), np.zeros(2), "labels must be integers"),
         (None, np.zeros(2, int), "there is no .*x.npy"),
-        (b"", np.zeros(2, int), "x.npy is not an array"),
-        (b"\x93NUMPY\x01\x00", np.zeros(2, int), "x.npy is not an array"),
+        (b"", np.zeros(2, int), "x.npy is empty"),
+        (b"\x93NUMPY\x01\x00", np.zeros(2, int), "x.npy is cut short"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused(place: Place, tmp_path: Path, x: Any, y: Any, said: str) -> None:

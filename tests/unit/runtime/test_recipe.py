@@ -110,7 +110,7 @@ def test_a_loss_that_is_no_value_for_each_example(tmp_path: Path) -> None:
 def test_labels_without_an_output_are_refused(tmp_path: Path) -> None:
     """MXNet's loss would quietly take the last output instead."""
     small = jobs(tmp_path, {"train": images(20, classes=3)})
-    with pytest.raises(DataError, match="labels go from 0 to 2, but the network has 2 outputs"):
+    with pytest.raises(DataError, match="holds the label 2 in row 4, but the network has 2 outputs"):
         trainer_of(small, "few", model={"name": "mlp", "params": {"classes": 2}})
 
 

@@ -1,0 +1,115 @@
+"""Values that a training would stumble over are named before there is a network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from parallel.inprocess import evaluation, trainer_of, worker_of
+from parallel.worlds import images, jobs
+
+from mxdist.errors import DataError
+from mxdist.runtime import evaluate, network
+from mxdist.runtime.batches import Examples
+
+NETWORK = "from mxnet.gluon import nn\ndef network(params): return nn.Dense(2)\n"
+SQUARES = "from mxnet import gluon\ndef loss(params): return gluon.loss.L2Loss()\n"
+
+
+def own(tmp_path: Path, text: str) -> dict[str, Any]:
+    """Return the model of a recipe with this text."""
+    (tmp_path / "own.py").write_text(NETWORK + text)
+    return {"recipe": str(tmp_path / "own.py")}
+
+
+def refusal(tmp_path: Path, train: Any, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> str:
+    """Return what is said of these arrays; no network may have been built."""
+    built: list[Any] = []
+    monkeypatch.setattr(network, "prepare", lambda *args, **kinds: built.append(args))
+    small = jobs(tmp_path, {"train": train})
+    with pytest.raises(DataError) as caught:
+        trainer_of(small, "odd", **{"dtype": "float32", **fields})
+    assert built == []
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ([0, 1, 2**24 + 1], "label 16777217 in row 2; float32 keeps whole numbers up to 16777216 apart"),
+        ([0, 1, 2**62], "label 4611686018427387904 in row 2"),
+        (np.array([0, 1, 2**64 - 1], dtype=np.uint64), "label 18446744073709551615 in row 2"),
+        ([0, 5_000_000, 1], "label 5000000 in row 1: that would be 5000001 outputs"),
+        ([-1, 0, 1], "label -1 in row 0"),
+    ],
+)
+def test_labels_that_cannot_be_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: Any, said: str) -> None:
+    assert said in refusal(tmp_path, (np.ones((3, 4), np.float32), np.asarray(labels)), monkeypatch)
+
+
+def test_labels_above_the_given_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = {"name": "mlp", "params": {"classes": 2}}
+    said = refusal(tmp_path, images(20, classes=3), monkeypatch, model=model)
+    assert "y of the train split holds the label 2 in row" in said
+    assert "but the network has 2 outputs. Set dataset.labels" in said
+
+
+def test_inputs_and_targets_that_are_not_finite_are_both_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import numpy as np\ndef data(folder, split, params):\n    x, y = np.ones((6, 3)), np.ones((6, 2))\n"
+    text += "    x[4, 1] = np.nan\n    y[2, 0] = np.inf\n    return (x, y) if split == 'train' else None\n"
+    said = refusal(tmp_path, images(20), monkeypatch, model=own(tmp_path, SQUARES + text))
+    assert "x of the train split holds nan in row 4" in said
+    assert "y of the train split holds inf in row 2" in said
+
+
+def test_an_input_too_large_for_the_precision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = np.ones((3, 4))
+    x[1] = 1e39
+    said = refusal(tmp_path, (x, np.array([0, 1, 0])), monkeypatch)
+    assert "1e+39 in row 1, which is not finite in float32" in said
+
+
+def test_fractions_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "import numpy as np\ndef data(folder, split, params): return np.ones((3, 2)), np.array([0, 1, 0.5])\n"
+    assert "holds 0.5 in row 2" in refusal(tmp_path, images(20), monkeypatch, model=own(tmp_path, text))
+
+
+@pytest.mark.parametrize("returned", ["np.ones((3, 2)) * 1j, np.zeros(3)", "np.ones((3, 2)), np.array(['a'] * 3)"])
+def test_what_a_recipe_returns_must_be_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, returned: str) -> None:
+    text = f"import numpy as np\ndef data(folder, split, params): return {returned}\n"
+    said = refusal(tmp_path, images(20), monkeypatch, model=own(tmp_path, text))
+    assert "of the train split holds " in said
+    assert "only real numbers" in said
+
+
+def test_data_that_are_no_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "def data(folder, split, params): return 7\n"
+    said = refusal(tmp_path, images(20), monkeypatch, model=own(tmp_path, text))
+    assert "returned int for the train split, not (x, y)" in said
+
+
+def test_a_preprocess_of_its_own_may_fill_gaps(tmp_path: Path) -> None:
+    x, y = np.ones((6, 4), dtype=np.float32), np.array([0, 1] * 3)
+    x[3, 1] = np.nan
+    text = "def preprocess(F, x, params): return F.where(x == x, x, F.zeros_like(x))\n"
+    small = jobs(tmp_path, {"train": (x, y)})
+    outcome = trainer_of(small, "gaps", model=own(tmp_path, text), epochs=1, batch_size=3).run()
+    assert np.isfinite(outcome.result["metrics"]["train_loss"])
+
+
+def test_examples_say_which_split_is_empty() -> None:
+    with pytest.raises(DataError, match="there are no examples of the validation split"):
+        Examples(np.zeros((0, 1)), np.zeros(0), "validation")
+    with pytest.raises(DataError, match="there are 3 examples, but 2 labels of the test split"):
+        Examples(np.zeros((3, 1)), np.zeros(2), "test")
+    with pytest.raises(DataError, match="y of the test split is a single number"):
+        Examples(np.zeros((3, 1)), np.float64(2), "test")  # type: ignore[arg-type]
+
+
+def test_an_evaluation_names_labels_that_are_no_classes(tmp_path: Path) -> None:
+    small = jobs(tmp_path, {"test": (np.ones((3, 4)), np.array([0, 1, 10**12]))})
+    job = evaluation(small, {"challenger": "nowhere"})
+    with pytest.raises(DataError, match="y of the test split holds the label 1000000000000 in row 2"):
+        evaluate.run(job, worker_of(small, small.claim(job, "eval")))
