@@ -47,10 +47,12 @@ class Exchange:
     """Gathers traces of steps, and exchanges them when it is time.
 
     :param names: of the trained parameters, in the order of the layers.
+    :param hint: what may help when something is not finite.
     """
 
-    def __init__(self, group: Group, names: list[str]) -> None:
+    def __init__(self, group: Group, names: list[str], hint: str = "") -> None:
         self._group = group
+        self._hint = hint
         self._names = names
         self._stretch = 1
         self._traces: list[tuple[int, Trace]] = []
@@ -138,5 +140,5 @@ class Exchange:
         raise NonFiniteError(
             f"{what} is not finite at step {step} on rank {rank}.",
             rank=rank,
-            hint="Look at the data of that step, or use a lower learning rate, warm-up steps or clip_norm.",
+            hint=self._hint,
         )

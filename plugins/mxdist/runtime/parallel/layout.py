@@ -18,6 +18,7 @@ from mxnet import autograd
 from mxdist.runtime import network
 from mxdist.runtime.batches import Batch
 from mxdist.runtime.parallel.base import Group
+from mxdist.runtime.parallel.half import HalfSum
 from mxdist.runtime.update import Update, square_sums
 
 
@@ -26,11 +27,14 @@ class Layout(ABC):
 
     :param updater: the weights, gradients and optimizer that this rank updates.
     :param group: all ranks.
+    :ivar half: sums gradients as float16, when the job asks for it.
     """
 
     def __init__(self, updater: Update, group: Group) -> None:
         self.updater = updater
         self.group = group
+        self.half: HalfSum | None = None
+        self._squares: mx.nd.NDArray | None = None
         self._weights: dict[tuple[int, mx.Context], mx.nd.NDArray] = {}
 
     @property
@@ -52,8 +56,15 @@ class Layout(ABC):
 
     def reduce(self) -> None:
         """Sum the gradients over all ranks; returns at once."""
-        if self.group.size > 1:
+        if self.group.size == 1:
+            return
+        if self.half is None:
             self.group.sum_(self.updater.gradients)
+            return
+        self.half.sum_(self.updater.gradients)
+        if self._squares is not None:  # what became infinite on its way shows as not finite at this step
+            self._squares += square_sums(self.updater.gradients) * 0
+            self._squares = None
 
     def update(self, number: int) -> float:
         """Make optimizer step ``number`` (from 1); return its learning rate."""
@@ -65,7 +76,14 @@ class Layout(ABC):
 
     def squares(self) -> mx.nd.NDArray:
         """Return the sum of squares of this rank's part of the gradient, per parameter."""
-        return square_sums(self.updater.gradients)
+        self._squares = square_sums(self.updater.gradients)
+        return self._squares
+
+    @property
+    def hint(self) -> str:
+        """What may help when a loss or a gradient is not finite."""
+        ways = "Look at the data of that step, or use a lower learning rate, warm-up steps or clip_norm."
+        return ways if self.half is None else f"{HalfSum.HINT} {ways}"
 
     def weight(self, total: int, device: mx.Context) -> mx.nd.NDArray:
         """Return the derivative of the mean loss of ``total`` rows with respect to the sum of some of their losses."""

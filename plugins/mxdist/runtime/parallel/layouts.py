@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from mxdist.runtime.parallel.base import Group
 from mxdist.runtime.parallel.devices import Devices
+from mxdist.runtime.parallel.half import HalfSum
 from mxdist.runtime.parallel.layout import Layout, Whole
 from mxdist.runtime.setup import Setup
 from mxdist.runtime.worker import Worker
 from mxdist.spec import TrainingJob
-from mxdist.spec.parallelism import Inside, Strategy
+from mxdist.spec.parallelism import Compression, Inside, Strategy
 
 
 def choose(job: TrainingJob, setup: Setup, group: Group, worker: Worker) -> Layout:
     """Return how this rank computes its gradients."""
-    layout = job.parallelism
-    if layout.strategy is Strategy.DEVICES or layout.inside is Inside.DEVICES:
+    layout = _layout(job, setup, group, worker)
+    if job.parallelism.compression is Compression.FP16:
+        layout.half = HalfSum(group)
+    return layout
+
+
+def _layout(job: TrainingJob, setup: Setup, group: Group, worker: Worker) -> Layout:
+    wanted = job.parallelism
+    if wanted.strategy is Strategy.DEVICES or wanted.inside is Inside.DEVICES:
         return Devices(setup.graph, setup.net, setup.update, group, worker.devices)
-    return Whole(setup.graph, setup.update, group, worker.devices[0], layout.accumulate)
+    return Whole(setup.graph, setup.update, group, worker.devices[0], wanted.accumulate)
