@@ -16,9 +16,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mxdist.data.manifest import load_manifest
 from mxdist.errors import MxdistError, StoreError, TrackingError
 from mxdist.spec import EvaluationJob, TrainingJob, digest_of
-from mxdist.store import Attempt, Claim, Store, open_store
+from mxdist.store import Attempt, Claim, Store
 from mxdist.tracking.client import UPLOAD_TIMEOUT_S, Client, bounded, code_of, load_mlflow
 
 _log = logging.getLogger(__name__)
@@ -149,14 +150,13 @@ def version_tags(attempt: Attempt, job: TrainingJob | EvaluationJob, model_diges
 
 
 def dataset_as_of(job: TrainingJob | EvaluationJob) -> str:
-    """Return the ``as_of`` of the job's dataset, from its manifest; '' when that cannot be read."""
+    """Return the latest date that the job's dataset was staged for; '' when that cannot be read."""
     if job.dataset is None:
         return ""
-    folder, _, name = job.dataset.manifest_uri.rpartition("/")
     try:
-        place = open_store(folder, endpoint_url=job.storage.endpoint_url, region=job.storage.region)
-        return str(place.read_json(name).get("as_of") or "")
-    except (MxdistError, AttributeError) as error:
+        dataset, manifest = load_manifest(job.dataset.manifest_uri, job.dataset.version, storage=job.storage)
+        return dataset.as_of(manifest)
+    except MxdistError as error:
         _log.warning("cannot read %s: %s", job.dataset.manifest_uri, error)
         return ""
 

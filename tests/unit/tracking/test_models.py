@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mxdist.data.stage import stage
 from mxdist.errors import NotFound, StoreError, TrackingError
 from mxdist.spec import JobState, TrainingJob
 from mxdist.store import Attempt, Result, Store
@@ -152,11 +153,12 @@ def versions(mlflow_has: Any, name: str) -> list[Any]:
 def test_a_training_registers_one_version(
     proxy: MlflowProxy, make_job: Job, claim: Claim, built: Path, tmp_path: Path, mlflow_has: Any
 ) -> None:
-    manifests = tmp_path / "digits" / "manifests"
-    manifests.mkdir(parents=True)
-    (manifests / "v.json").write_text(json.dumps({"as_of": "2026-04-01T00:00:00+00:00"}))
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.txt").write_text("a")
+    for as_of in ("2026-04-01", "2026-05-01"):  # the same content is current again
+        staged = stage(str(tmp_path / "source"), str(tmp_path / "data"), "digits", as_of=as_of)
     name = f"digits-{time.time_ns()}"
-    dataset = {"manifest_uri": str(manifests / "v.json"), "version": "ab" * 32}
+    dataset = {"manifest_uri": staged["manifest_uri"], "version": staged["version"]}
     job = make_job(proxy.url, dataset=dataset, tracking={"registered_model": name})
     attempt = claim(job)
     forwarder = Forwarder(attempt, job, tmp_path / "journal.jsonl")
@@ -167,8 +169,8 @@ def test_a_training_registers_one_version(
     assert version.run_id == outcome.run_id
     expected = {
         "mxdist.job_key": "digits-1",
-        "mxdist.dataset_version": "ab" * 32,
-        "mxdist.dataset_as_of": "2026-04-01T00:00:00+00:00",
+        "mxdist.dataset_version": staged["version"],
+        "mxdist.dataset_as_of": "2026-05-01T00:00:00+00:00",
         "mxdist.model_digest": models.digest(built),
         "mxdist.model_uri": f"{attempt.store.uri}/model",
     }
