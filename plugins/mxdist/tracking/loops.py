@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from mxdist.errors import Fenced, MxdistError
@@ -16,7 +17,7 @@ _RETRY_S = (0.5, 1, 2, 4, 8, 15, 30)
 _HURRY_S, _HURRY_RETRY_S = 0.05, 0.5
 
 
-class Loop(threading.Thread):
+class Loop(threading.Thread, ABC):
     """A thread that takes one step after another; a step that fails is taken again, later and later.
 
     Steps come every second at first and every 15 seconds in a long training, so that a day's journal is not a
@@ -35,9 +36,9 @@ class Loop(threading.Thread):
         self._began = time.monotonic()
         self.over = False
 
+    @abstractmethod
     def step(self) -> None:
         """Do what there is to do; set ``over`` when nothing will come any more."""
-        raise NotImplementedError
 
     def run(self) -> None:
         """Take steps until the work is over or stopped."""

@@ -23,6 +23,9 @@ def replay(
 ) -> TrackingOutcome:
     """Send what MLflow does not have yet of an attempt that has ended; what is missing then, the outcome says.
 
+    A supervisor may have closed the run and been killed before its result: a run whose state is not that of the result
+    is closed anew.
+
     :param uri: the MLflow server as seen from here, if the job names it otherwise.
     """
     uri = uri or job.tracking.uri
@@ -32,10 +35,10 @@ def replay(
     try:
         progress = Progress.read(attempt)
         result = attempt.result()
-        if progress.complete:
-            return progress.outcome()
-        if result is None:
+        if result is None and not progress.complete:
             return progress.outcome(complete=False, message=f"attempt {attempt.number} has not ended")
+        if result is None or (progress.complete and progress.closed in (None, result.state.value)):
+            return progress.outcome()
         return _under_lease(attempt, job, result, Client(uri, login))
     except MxdistError as error:
         return progress.outcome(complete=False, message=str(error))

@@ -120,7 +120,9 @@ def close_run(
     if marked_success:
         tags["mxdist.marked_success"] = "true"
     set_tags(client, run.run_id, tags)
-    if STATUS[state] != "RUNNING":
+    if STATUS[state] == "RUNNING":  # it may have been closed otherwise before
+        client.call("update_run", run.run_id, status="RUNNING")
+    else:
         client.call("set_terminated", run.run_id, status=STATUS[state], end_time=int(ended_at * 1000))
 
 

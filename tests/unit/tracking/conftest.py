@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import uuid
@@ -11,14 +12,52 @@ from typing import Any
 
 import pytest
 
-from mxdist.spec import TrainingJob
-from mxdist.store import Attempt, JobRun, Store, open_store
+from mxdist.spec import JobState, TrainingJob
+from mxdist.store import Attempt, Cause, JobRun, Result, Store, open_store
 from mxdist.store.folder import FolderStore
 from mxdist.tracking.client import Client
+from mxdist.tracking.forwarder import Forwarder
+from mxdist.tracking.journal import JournalWriter
 from stack.mlflow import Mlflow
 from support.mlflow_proxy import MlflowProxy
 
 VERSION = "ab" * 32
+
+Job = Callable[..., TrainingJob]
+Claim = Callable[..., Attempt]
+Begin = Callable[[], tuple[TrainingJob, Attempt, Forwarder]]
+
+
+def written(journal: Path, key: str = "loss") -> list[tuple[int, float, int]]:
+    """Return what MLflow must have: the journal's records, read by the json module alone."""
+    lines = [json.loads(line) for line in journal.read_text().splitlines()]
+    return [(line["step"], line["value"], line["time_ms"]) for line in lines if line["key"] == key]
+
+
+def finished(attempt: Attempt, state: JobState = JobState.SUCCEEDED, cause: Cause | None = None) -> Attempt:
+    """Record how an attempt ended, and return it."""
+    attempt.finish(Result(state=state, ended_at=time.time(), cause=cause))
+    return attempt
+
+
+def train(journal: Path, steps: range) -> None:
+    """Write the journal of a session that took these steps."""
+    writer = JournalWriter(journal)
+    for step in steps:
+        writer.append({"loss": 1 / (step + 1), "accuracy": step / 1000}, step=step)
+    writer.close()
+
+
+@pytest.fixture
+def no_slow_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bound each call tighter than in real life, so that a hung server is noticed soon."""
+    monkeypatch.setattr("mxdist.tracking.client.CALL_TIMEOUT_S", 3)
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Path:
+    """Where the journal of a training will be."""
+    return tmp_path / "journal.jsonl"
 
 
 @pytest.fixture
@@ -61,6 +100,20 @@ def claim(runs: Store) -> Callable[..., Attempt]:
         return JobRun(runs, key).claim(job, after=after, origin=origin, code_digest="c0de", source=source)
 
     return make
+
+
+@pytest.fixture
+def begin(proxy: MlflowProxy, make_job: Job, claim: Claim, journal: Path) -> Begin:
+    """Return a function that claims an attempt at a job and starts its forwarder, behind the relay."""
+
+    def start() -> tuple[TrainingJob, Attempt, Forwarder]:
+        job = make_job(proxy.url)
+        attempt = claim(job)
+        forwarder = Forwarder(attempt, job, journal)
+        forwarder.start()
+        return job, attempt, forwarder
+
+    return start
 
 
 class MeetingStore(FolderStore):
