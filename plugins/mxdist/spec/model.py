@@ -7,12 +7,11 @@ from enum import StrEnum
 from pydantic import Field, ValidationInfo, field_validator
 
 from mxdist.spec.base import Spec
+from mxdist.spec.networks import NETWORKS, Scalar, cast_params, unknown, wrong_params
 
-Scalar = bool | int | float | str
-"""A hyperparameter's value."""
-
-NETWORKS = ("cifar_cnn", "lenet", "mlp")
-"""The networks that mxdist brings (see ``runtime/models.py``)."""
+_OURS = ("HOROVOD_", "MXDIST_", "DMLC_")
+_ONLY_WATCH = {"HOROVOD_LOG_HIDE_TIME", "HOROVOD_LOG_LEVEL", "HOROVOD_TIMELINE", "HOROVOD_TIMELINE_MARK_CYCLES"}
+"""Of these names, what changes nothing of how ranks meet and work."""
 
 
 class Model(Spec):
@@ -22,7 +21,7 @@ class Model(Spec):
     ``metrics(params)``; ``runtime/recipe.py`` describes each.
     """
 
-    name: str | None = Field(None, description=f"A network of mxdist: {', '.join(NETWORKS)}.")
+    name: str | None = Field(None, description="A network of mxdist or of MXNet's model zoo: see models.md.")
     recipe: str | None = Field(None, description="A recipe: path/to/file.py or package.module.")
     params: dict[str, Scalar] = Field(default_factory=dict, description="Hyperparameters of the network.")
 
@@ -30,7 +29,7 @@ class Model(Spec):
     @classmethod
     def _known(cls, name: str | None) -> str | None:
         if name is not None and name not in NETWORKS:
-            raise ValueError(f"unknown model {name!r}; known are {', '.join(NETWORKS)}, or give a recipe")
+            raise ValueError(unknown(name))
         return name
 
     @field_validator("recipe")
@@ -39,6 +38,18 @@ class Model(Spec):
         if "name" in info.data and (info.data["name"] is None) == (recipe is None):
             raise ValueError("give either name or recipe")
         return recipe
+
+    @field_validator("params")
+    @classmethod
+    def _fit_the_network(cls, params: dict[str, Scalar], info: ValidationInfo) -> dict[str, Scalar]:
+        name = info.data.get("name")
+        if name is None:
+            return params
+        params = cast_params(name, params)
+        problems = wrong_params(name, params)
+        if problems:
+            raise ValueError("; ".join(f"{key}: {problem}" for key, problem in problems.items()))
+        return params
 
 
 class Script(Spec):
@@ -69,6 +80,9 @@ class Script(Spec):
         wrong = [name for name, value in env.items() if not name or "=" in name or "\0" in name + value]
         if wrong:
             raise ValueError(f"names must not be empty or contain '=', nothing may contain NUL: {wrong}")
+        ours = sorted(name for name in env if name.startswith(_OURS) and name not in _ONLY_WATCH)
+        if ours:
+            raise ValueError(f"mxdist sets these itself, so they cannot be given here: {', '.join(ours)}")
         return env
 
 

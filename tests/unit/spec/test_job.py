@@ -79,6 +79,18 @@ def test_every_wrong_field_is_named_at_once() -> None:
         pytest.param(
             {"name": "a", "script": {"path": "t.py", "env": {"A=B": "x"}}}, "script.env", "A=B", id="env-name"
         ),
+        pytest.param(
+            {"name": "a", "script": {"path": "t.py", "env": {"MXDIST_TOKEN": "x", "HOROVOD_RANK": "1", "OK": "1"}}},
+            "script.env",
+            "mxdist sets these itself, so they cannot be given here: HOROVOD_RANK, MXDIST_TOKEN",
+            id="env-of-mxdist",
+        ),
+        pytest.param(
+            {"name": "a", "script": {"path": "t.py", "env": {"DMLC_ROLE": "server"}}},
+            "script.env",
+            "DMLC_ROLE",
+            id="dmlc",
+        ),
         pytest.param({"name": "a", "script": {"path": "t.py", "args": ["a\0"]}}, "script.args", "NUL", id="nul"),
         pytest.param("a string", "", "must be a mapping", id="not-a-mapping"),
         pytest.param(
@@ -183,3 +195,12 @@ def test_schema_names_every_field_with_a_description() -> None:
 def test_final_states() -> None:
     assert {state for state in JobState if state.final} == {"SUCCEEDED", "FAILED", "DEADLINE", "CANCELLED", "PREEMPTED"}
     assert {state for state in JobState if state.resumable} == {"FAILED", "DEADLINE", "PREEMPTED"}
+
+
+def test_script_may_watch_horovod() -> None:
+    env = {"HOROVOD_LOG_LEVEL": "debug", "HOROVOD_TIMELINE": "/data/t.json", "OMP_NUM_THREADS": "3"}
+    parsed = parse_job({"name": "a", "script": {"path": "t.py", "env": env}})
+
+    assert isinstance(parsed, TrainingJob)
+    assert parsed.script is not None
+    assert parsed.script.env == env
