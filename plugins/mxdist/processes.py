@@ -2,11 +2,13 @@
 
 A process id alone proves nothing: it may have been given to somebody else since. So a process is named by its id and
 its start time, and a job by the token that every process of it carries in ``MXDIST_TOKEN``, however it forked,
-changed its session or lost its parent.
+changed its session or lost its parent. One that empties its environment, leaves its session and loses its parent is
+adopted by the job's supervisor (``adopt_orphans``), and found as its child while that lives.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import time
@@ -20,6 +22,7 @@ TOKEN_NAME = "MXDIST_TOKEN"  # noqa: S105  # a name, not a secret
 _PROC = Path("/proc")
 _DEAD = "ZXx"
 _KILL_WAIT_S = 10.0
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,30 @@ def send(process: Process, number: int) -> None:
         try:
             os.kill(process.pid, number)
         except (ProcessLookupError, PermissionError):
+            return
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant that loses its own, instead of the host's init.
+
+    :raises OSError: the kernel refused.
+    """
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def bury_orphans(known: Collection[int]) -> None:
+    """Take the exit codes of adopted processes that have ended, so that they do not stay as zombies.
+
+    Children that this process started itself are left to who waits for them: they are ``known``, or of its session.
+    """
+    while True:
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None or ended.si_pid in known or os.getsid(ended.si_pid) == os.getsid(0):
+                return
+            os.waitpid(ended.si_pid, 0)
+        except (ChildProcessError, ProcessLookupError):  # there is none, or somebody else was waiting for it
             return
 
 

@@ -82,3 +82,18 @@ def test_old_warnings_name_nobody() -> None:
     assert missing_ranks(WARNED, since=WARNED_AT + 1) == []
     assert missing_ranks(WARNED.partition(b"\n")[2], since=time.time() - 60) == [1], "without a time stamp, it counts"
     assert missing_ranks(b"nothing of the kind") == []
+
+
+@pytest.mark.parametrize("at", [0.5, 1.5], ids=["before", "after"])
+def test_rank_that_ended_well_is_named_when_the_others_only_missed_it(at: float) -> None:
+    victim, early = Exit(0, 1, 1.0, SHUT_DOWN), Exit(1, 0, at, b"")
+    cause = judge(victim, [victim, early], host="here").cause
+
+    assert (cause.kind, cause.rank, cause.exit_code) == ("rank_exit", 1, 0)
+    assert cause.message.startswith("rank 1 ended with code 0 while others still needed it (rank 0 exited with code 1")
+
+
+def test_rank_that_ended_well_is_not_named_when_another_failed_on_its_own() -> None:
+    culprit, early = Exit(0, 3, 1.0, b"ValueError: no"), Exit(1, 0, 0.5, b"")
+
+    assert judge(culprit, [culprit, early], host="here").cause.rank == 0

@@ -44,14 +44,6 @@ def test_first_failing_rank_is_named(jobs: Jobs, act: str, code: int, words: str
     assert words in result.cause.message
 
 
-def test_rank_that_ends_early_is_mentioned(jobs: Jobs) -> None:
-    _, result = jobs.run(TRAIN.format(act="break"), ranks=2)
-
-    assert result.cause is not None
-    assert result.cause.rank == 0
-    assert "rank 1 had ended already" in result.cause.message
-
-
 def test_failure_without_horovod_ends_the_other_ranks(jobs: Jobs) -> None:
     script = """
         import os, time

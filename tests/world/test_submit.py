@@ -161,17 +161,17 @@ def test_killed_supervisor_takes_its_ranks_along_and_is_revived(jobs: Jobs) -> N
 def test_supervisors_that_die_use_up_the_restarts(jobs: Jobs) -> None:
     job = jobs.job(FOREVER, max_restarts=1)
     attempt = jobs.submit(job).attempt
-    for _ in range(2):
-        jobs.rank_pids(attempt, 1)
+    for started in (1, 2):
+        wait_until(lambda count=started: len(jobs.marks("started")) == count, "the script")
         os.kill(jobs.supervisor(attempt), signal.SIGKILL)
         wait_until(lambda: jobs.launcher.life(attempt) is Life.DEAD, "the supervisor's end")
-        alive = jobs.client.revive(attempt)
+        assert jobs.client.revive(attempt)
 
-    assert not alive
     result = jobs.result(attempt)
     assert result.state is JobState.FAILED
     assert result.cause is not None
     assert result.cause.kind == "lost"
+    assert jobs.marks("started") == ["run", "run"]
 
 
 def test_submit_revives_a_dead_supervisor(jobs: Jobs) -> None:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 
 import mxdist
@@ -26,34 +27,65 @@ _MAX_BYTES = 32 << 20
 _SKIP = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
 
 
-@dataclass(frozen=True)
 class Bundle:
-    """The files of a job by their path inside the bundle."""
+    """The files of a job by their path inside the bundle.
 
-    files: dict[str, bytes]
+    :param files: the contents by path, or what returns them: it is then asked once, when they are first needed.
+    """
+
+    def __init__(self, files: Mapping[str, bytes] | Callable[[], Mapping[str, bytes]]) -> None:
+        self._source = files
+
+    @cached_property
+    def files(self) -> Mapping[str, bytes]:
+        """The contents by path."""
+        return self._source() if callable(self._source) else self._source
 
     @property
     def digest(self) -> str:
         """SHA-256 (hex) over paths and contents."""
-        total = hashlib.sha256()
-        for path, data in sorted(self.files.items()):
-            total.update(f"{path}\0{hashlib.sha256(data).hexdigest()}\n".encode())
-        return total.hexdigest()
+        return _digest(self.files)
+
+    @property
+    def user_digest(self) -> str:
+        """SHA-256 (hex) over the user's own Python alone.
+
+        Settings beside it do not count: a script may write such files where it lies, and is still the same code.
+        """
+        files = self.files.items()
+        return _digest({path: data for path, data in files if path.startswith(f"{USER_FOLDER}/") and _is_code(path)})
 
     def write(self, folder: Path) -> None:
-        """Make ``folder`` with these files; it appears complete or not at all, and one that is there stays."""
-        if folder.is_dir():
-            return
+        """Make ``folder`` with these files; it appears complete or not at all, and one that is there stays.
+
+        What earlier calls left half done, because they failed or were killed, is removed.
+        """
         partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex}")
+        try:
+            if not folder.is_dir():
+                self._write(partial)
+                partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # else another one made it just now, and swept ours away
+                raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        for left in folder.parent.glob(f".{folder.name}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _write(self, partial: Path) -> None:
         for path, data in self.files.items():
             target = partial / path
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
-        try:
-            partial.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # else another one made it just now
-                raise
+
+
+def collect_later(job: TrainingJob | EvaluationJob) -> Bundle:
+    """Return the bundle of ``job``; its files are read when they are first needed, which may be never.
+
+    Whatever needs them raises what ``collect`` raises.
+    """
+    return Bundle(lambda: collect(job).files)
 
 
 def collect(job: TrainingJob | EvaluationJob) -> Bundle:
@@ -67,6 +99,18 @@ def collect(job: TrainingJob | EvaluationJob) -> Bundle:
     if main is not None:
         files.update(_user_files(field, main))
     return Bundle(files)
+
+
+def _digest(files: Mapping[str, bytes]) -> str:
+    total = hashlib.sha256()
+    for path, data in sorted(files.items()):
+        total.update(f"{path}\0{hashlib.sha256(data).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
+def _is_code(path: str) -> bool:
+    """Whether a bundled file is code: Python, or a script without a suffix that is known as settings."""
+    return Path(path).suffix not in _CONFIG
 
 
 def _user_files(field: str, main: Path) -> Iterator[tuple[str, bytes]]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mxdist.barriers import reach
-from mxdist.errors import LaunchError, MxdistError, NotFound, Problem, SpecError
+from mxdist.errors import LaunchError, MxdistError, NotFound, Problem, SpecError, StoreError
 from mxdist.launch.base import Launcher, Life
-from mxdist.launch.bundle import Bundle, collect
+from mxdist.launch.bundle import Bundle, collect_later
+from mxdist.launch.plan import user_file
 from mxdist.spec import EvaluationJob, JobState, TrainingJob
 from mxdist.store import Attempt, Cause, JobRun, Result, Store
 
@@ -22,6 +23,7 @@ INDEX = "_jobs"
 JOB_KEY = re.compile(r"^[a-z0-9][a-z0-9-]{0,79}$")
 _ROUNDS = 10  # of deciding anew because somebody else was faster
 _BOOKS_S = 90.0  # a supervisor without ranks: it drains the journal to MLflow for a minute, and closes the run
+_LAST_WORD_S = 20.0  # a supervisor that may only publish, or say that nothing is left to be done
 _LINGER_S = 5.0  # a supervisor that wrote its result needs this long, at most, to be gone
 
 
@@ -75,8 +77,7 @@ class JobClient:
             problem = f"{job_key!r} must be lower case letters, digits and hyphens, at most 80"
             raise SpecError("The job key", [Problem("", problem)])
         self.launcher.plan(job, job_key, runs_uri=self.runs.uri)  # a wrong setting is told before anything is claimed
-        bundle = collect(job)
-        self.runs.create_json(f"{INDEX}/{job_key}", {"job_key": job_key})
+        bundle = collect_later(job)  # a job that runs has its code, whatever became of the files since
         run = JobRun(self.runs, job_key)
         for _ in range(_ROUNDS):
             latest = run.latest()
@@ -102,11 +103,15 @@ class JobClient:
         :param by: user, airflow, deadline, cli, reconciler.
         :param wait_s: how long its supervisor may take to end the ranks before everything is killed; once they are
             gone, it may take another while to tell MLflow and to write the result.
-        :raises LaunchError: processes are left that cannot be ended from here.
+        :raises LaunchError: processes are left that cannot be ended from here, or the run store did not take the
+            wish: what runs on this host is then ended all the same, and the error says what is left.
         """
         result = attempt.result()
         if result is None:
-            attempt.request_cancel(by, reason, marked_success=marked_success)
+            try:
+                attempt.request_cancel(by, reason, marked_success=marked_success)
+            except StoreError as error:
+                return self._end_unrecorded(attempt, error, grace_s=wait_s)
             result = self._await_result(attempt, wait_s)
         if result is None and _closes_its_books(attempt):
             result = self._await_result(attempt, _BOOKS_S)
@@ -120,9 +125,11 @@ class JobClient:
     def revive(self, attempt: Attempt, secrets: Mapping[str, str] | None = None) -> bool:
         """Start the next supervisor if the last one died without a result.
 
-        A dead supervisor counts as a restart of the world. Nothing happens while one lives, or after the end.
+        A dead supervisor counts as a restart of the world. Nothing happens while one lives, or after the end. When
+        no restart is left, one more supervisor starts all the same: it trains no more, but what the ranks have
+        finished it publishes, and if they have not, it says that the job is lost.
 
-        :return: False when no restart was left: the attempt is then recorded as FAILED, cause ``lost``.
+        :return: False when that one died as well: the attempt is then recorded as FAILED, cause ``lost``.
         """
         life = self.launcher.life(attempt)
         if life is Life.ALIVE or attempt.result() is not None:
@@ -131,13 +138,14 @@ class JobClient:
             self.cancel(attempt, by="reconciler", reason="its supervisor died before it could act", wait_s=0)
             return True
         number = attempt.supervisors.last()
-        limit = attempt.claim.parsed().limits.max_restarts
-        if max(number, attempt.read_state().world) > limit and life is Life.DEAD:
+        job = attempt.claim.parsed()
+        limit = job.limits.max_restarts
+        if number > limit + 1 and life is Life.DEAD:
             self.launcher.kill(attempt, grace_s=0)
             cause = Cause("lost", f"the supervisor died {number} times; no restart is left of {limit}", retryable=True)
             attempt.finish(_ended(attempt, JobState.FAILED, cause))
             return False
-        self.launcher.start(attempt, collect(attempt.claim.parsed()), incarnation=number + 1, secrets=secrets or {})
+        self.launcher.start(attempt, collect_later(job), incarnation=number + 1, secrets=secrets or {})
         return True
 
     def attempt(self, job_key: str, number: int | None = None) -> Attempt:
@@ -170,14 +178,22 @@ class JobClient:
         bundle: Bundle,
         source: Mapping[str, str],
     ) -> Attempt:
-        if latest is None:
-            return run.claim(job, after=0, code_digest=bundle.digest, source=source)
-        origin = _origin(latest, job)
-        if latest.result() is None:
+        digest, user_digest = bundle.digest, bundle.user_digest  # a script that is not there is told before anything
+        self.runs.create_json(f"{INDEX}/{run.job_key}", {"job_key": run.job_key})
+        origin, note = (None, "") if latest is None else _origin(latest, job, user_digest)
+        if latest is not None and latest.result() is None:
             self.cancel(latest, by="user", reason="replaced by a new attempt")
-        else:
+        elif latest is not None:
             self.launcher.kill(latest, grace_s=0)
-        return run.claim(job, after=latest.number, origin=origin, code_digest=bundle.digest, source=source)
+        return run.claim(
+            job,
+            after=latest.number if latest else 0,
+            origin=origin,
+            code_digest=digest,
+            user_code_digest=user_digest,
+            source=source,
+            note=note,
+        )
 
     def _ensure_started(
         self, attempt: Attempt, bundle: Bundle, secrets: Mapping[str, str]
@@ -189,9 +205,24 @@ class JobClient:
         if life is Life.NEVER:
             ours = self.launcher.start(attempt, bundle, incarnation=1, secrets=secrets)
             return "started" if ours else "reattached"
-        if attempt.result() is not None:
-            return None
-        return "reattached" if self.revive(attempt, secrets) and attempt.result() is None else None
+        if attempt.result() is None and self.revive(attempt, secrets) and _budget_spent(attempt):
+            self._await_result(attempt, _LAST_WORD_S)
+        return "reattached" if attempt.result() is None else None
+
+    def _end_unrecorded(self, attempt: Attempt, refused: StoreError, *, grace_s: float) -> Result:
+        """End by signal what runs here, for the run store takes no cancel intent: it is full, or away."""
+        named = f"attempt {attempt.number} of {attempt.claim.job_key}"
+        try:
+            self.launcher.kill(attempt, grace_s=grace_s)
+        except LaunchError as error:
+            raise LaunchError(f"{named} still runs: {refused.message}, and {error}") from refused
+        result = attempt.result()
+        if result is None:
+            raise LaunchError(
+                f"{refused.message}: what ran of {named} on this host was ended by signal, but that is not recorded.",
+                hint="Once the run store takes writes, cancel it again: else whoever follows the job starts it anew.",
+            ) from refused
+        return result
 
     def _await_result(self, attempt: Attempt, wait_s: float) -> Result | None:
         deadline = time.monotonic() + wait_s
@@ -224,19 +255,31 @@ def _over(attempt: Attempt) -> bool:
     return result is not None and (result.state is not JobState.SUCCEEDED or attempt.handed_over())
 
 
-def _origin(latest: Attempt, job: TrainingJob | EvaluationJob) -> int | None:
-    """Return the origin that a new attempt continues, or None if it must begin from scratch."""
-    result = latest.result()
+def _origin(latest: Attempt, job: TrainingJob | EvaluationJob, user_digest: str) -> tuple[int | None, str]:
+    """Return the origin that a new attempt continues, or None and, where somebody may wonder, why it does not."""
+    result, claim = latest.result(), latest.claim
     intent = latest.cancel_intent()
     if result is None or not result.state.resumable or (intent is not None and intent.by != "deadline"):
-        return None
+        return None, ""
+    scratch = f"training begins from scratch, although attempt {latest.number} was not finished"
     try:
-        before = latest.claim.parsed()
-    except MxdistError:  # written by another version: its checkpoints are not ours to judge
-        return None
-    if isinstance(job, TrainingJob) and isinstance(before, TrainingJob):
-        return latest.claim.origin if job.training_digest() == before.training_digest() else None
-    return None
+        before = claim.parsed()
+    except MxdistError:  # its checkpoints are not ours to judge
+        return None, f"{scratch}: it was written by another version of mxdist"
+    if not isinstance(job, TrainingJob) or not isinstance(before, TrainingJob):
+        return None, ""
+    if job.training_digest() != before.training_digest():
+        return None, f"{scratch}: what decides the weights was changed in the job"
+    if claim.user_code_digest and claim.user_code_digest != user_digest:
+        field, main = user_file(job)
+        return None, f"{scratch}: the code was changed ({main or field}, or Python beside it)"
+    return claim.origin, ""
+
+
+def _budget_spent(attempt: Attempt) -> bool:
+    """Whether the newest supervisor may start no world any more."""
+    worlds = max(attempt.supervisors.last() - 1, attempt.read_state().world)
+    return worlds > attempt.claim.parsed().limits.max_restarts
 
 
 def _closes_its_books(attempt: Attempt) -> bool:

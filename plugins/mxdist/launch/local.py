@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mxdist import processes
-from mxdist.errors import LaunchError
+from mxdist.errors import LaunchError, StoreError
 from mxdist.launch.base import Launcher, Life
 from mxdist.launch.bundle import Bundle
 from mxdist.launch.plan import SECRET_NAMES, Plan, base_environment, build_plan, supervisor_command
@@ -24,6 +25,7 @@ HEARTBEAT_LOST_S = 60.0
 """A supervisor on another host is taken for dead when its heartbeat is older than this."""
 
 _START_TIMEOUT_S = 120.0
+_LEFT_BEHIND_S = 600.0  # what a start has written for itself is needed for less than this
 _LOG_TAIL_BYTES = 2_000
 
 
@@ -64,8 +66,7 @@ class LocalLauncher(Launcher):
 
     def start(self, attempt: Attempt, bundle: Bundle, *, incarnation: int, secrets: Mapping[str, str]) -> bool:
         python = self._python_of(attempt.claim.parsed())
-        folder = self._prepare(attempt, bundle)
-        secrets_path = _write_secrets(folder, secrets)
+        folder, secrets_path = self._prepare(attempt, bundle, secrets)
         command = [*supervisor_command(python, str(folder)), "--incarnation", str(incarnation)]
         command += ["--secrets", secrets_path.name]
         environment = base_environment(os.environ) | {
@@ -98,7 +99,10 @@ class LocalLauncher(Launcher):
         return Life.ALIVE if alive else Life.DEAD
 
     def kill(self, attempt: Attempt, *, grace_s: float) -> None:
-        document = _newest_supervisor(attempt)
+        try:
+            document = _newest_supervisor(attempt)
+        except StoreError:  # what runs here can be ended without it
+            document = None
         if document and document["host_identity"] != processes.host_identity() and self.life(attempt) is Life.ALIVE:
             raise LaunchError(
                 f"attempt {attempt.number} of {attempt.claim.job_key} runs on {document['host']}, out of reach.",
@@ -106,7 +110,8 @@ class LocalLauncher(Launcher):
             )
         processes.terminate(attempt.claim.token, grace_s=grace_s, exclude=(os.getpid(),))
 
-    def _prepare(self, attempt: Attempt, bundle: Bundle) -> Path:
+    def _prepare(self, attempt: Attempt, bundle: Bundle, secrets: Mapping[str, str]) -> tuple[Path, Path]:
+        """Make the scratch folder; return it, and the file of the secrets."""
         folder, job = self.attempt_dir(attempt), attempt.claim.parsed()
         document = {
             "runs_uri": attempt.job.store.uri.removesuffix(f"/{attempt.claim.job_key}"),
@@ -119,12 +124,13 @@ class LocalLauncher(Launcher):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             folder.chmod(0o700)
             bundle.write(folder / "code")
+            _remove_left_behind(folder)
             partial = folder / f".attempt-{uuid.uuid4().hex}"
             partial.write_text(json.dumps(document, indent=1))
             partial.rename(folder / "attempt.json")
+            return folder, _write_secrets(folder, secrets)
         except OSError as error:
             raise LaunchError(f"cannot prepare {folder}: {error}", hint="Check free space and permissions.") from error
-        return folder
 
     def _python_of(self, job: TrainingJob | EvaluationJob) -> str:
         python = job.cluster.python or self._python or os.environ.get("MXDIST_NODE_PYTHON")
@@ -142,6 +148,14 @@ class LocalLauncher(Launcher):
 
     def _workdir_of(self, job: TrainingJob | EvaluationJob) -> Path:
         return Path(job.cluster.workdir or self._workdir or default_workdir()).absolute()
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what a launcher has left that was killed before its supervisor took it."""
+    for path in [*folder.glob(".attempt-*"), *folder.glob("secrets-*.json")]:
+        with contextlib.suppress(FileNotFoundError):  # another launcher may be here as well
+            if time.time() - path.stat().st_mtime > _LEFT_BEHIND_S:
+                path.unlink()
 
 
 def _write_secrets(folder: Path, secrets: Mapping[str, str]) -> Path:

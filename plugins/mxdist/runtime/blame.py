@@ -76,15 +76,18 @@ def first_failure(exits: Sequence[Exit]) -> Exit | None:
 
 def judge(first: Exit, exits: Sequence[Exit], *, host: str) -> Failure:
     """Return what the first failing exit means."""
+    early = [one.rank for one in exits if one.code == exit_codes.DONE]
     missing = missing_ranks(first.log) if first.gave_up else []
     if missing:
         message = f"rank {missing[0]} kept the others waiting until Horovod gave up (rank {first.rank} reported it)"
+        message += "; it had ended with code 0" if missing[0] in early else ""
         return Failure(Cause("stall", message, True, missing[0], host, first.code), restart=True)
     kind, message, retryable = _meaning(first)
-    early = [one.rank for one in exits if one.code == exit_codes.DONE and one.at <= first.at]
-    if first.consequence and early:
-        message += f"; rank {early[0]} had ended already: do all ranks have the same number of batches?"
     restart = first.code < 0 or first.code == exit_codes.RETRY
+    if first.consequence and early:  # nobody failed on its own, so whoever was content and left is the reason
+        message = f"rank {early[0]} ended with code 0 while others still needed it ({message})"
+        message += ": do all ranks have the same number of batches?"
+        return Failure(Cause(kind, message, retryable, early[0], host, exit_codes.DONE), restart)
     return Failure(Cause(kind, message, retryable, first.rank, host, first.code), restart)
 
 

@@ -166,7 +166,7 @@ class Finisher:
             from mxdist.tracking import models
 
             return models.build(exported, self._folder / "mlflow-model", job=self._job, claim=self._attempt.claim)
-        except (MxdistError, ImportError) as error:
+        except (MxdistError, ImportError, OSError) as error:
             log.warning("the model is published as it was exported, without MLflow's wrapping: %s", error)
             return None
 

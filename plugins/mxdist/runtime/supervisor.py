@@ -11,31 +11,31 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import logging
 import os
 import resource
-import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from mxdist import processes
-from mxdist.errors import Fenced, LaunchError, MxdistError, NotFound
-from mxdist.launch.plan import Plan, base_environment, build_plan
+from mxdist.errors import Fenced, LaunchError, MxdistError
+from mxdist.launch.plan import Plan, build_plan
 from mxdist.runtime import exit_codes
+from mxdist.runtime.arrival import claim_place, open_place, take_secrets, yield_to_ranks
 from mxdist.runtime.blame import Failure, first_failure, judge
 from mxdist.runtime.finish import Finisher, Outcome, Tracker
-from mxdist.runtime.reporter import LOW_PRIORITY, Reporter
+from mxdist.runtime.reporter import Reporter
+from mxdist.runtime.status import Status
 from mxdist.runtime.wake import Wake
-from mxdist.runtime.watch import Pace, Watchdog
+from mxdist.runtime.watch import Watchdog
 from mxdist.runtime.world import Place, World, read_json, world_numbers, write_json
 from mxdist.spec import JobState, TrainingJob
-from mxdist.store import Attempt, Cause, Credentials, JobRun, open_store
+from mxdist.store import Attempt, Cause
 
 log = logging.getLogger("mxdist.supervisor")
 
@@ -44,6 +44,7 @@ _SETTLE_S = 5.0  # a rank that failed because of another is not blamed before th
 _STACKS_S = 3.0
 _AFTER_FAILURE_S = 3.0
 _RESTART_PAUSE_S = 1.0
+_FULL_BYTES = 64 << 10
 
 
 class Stop(StrEnum):
@@ -85,25 +86,27 @@ class Supervisor:
         self._tracker = Tracker(attempt, self._job, place.folder / "journal.jsonl", _plan_params(plan))
         self._finisher = Finisher(attempt, self._job, place.folder, self._tracker, lambda: wake.terminated)
         seen = attempt.read_state()
+        self._status = Status(self._reporter, self._tracker, seen)
         self._world_number = max(seen.world, incarnation - 1, *world_numbers(place.folder), 0)
-        self._state = replace(seen, state=JobState.STARTING, message="", ranks=[])
-        self._pace = Pace()
 
     def run(self) -> None:
         """Do everything, from the first world to the result."""
-        self._reporter.show(self._state)
         self._reporter.start()
+        if self._world_number == 0 and self._attempt.claim.note:
+            self._status.note(self._attempt.claim.note)
         outcome = Outcome.load(self._place.folder)
         if outcome is None:
             outcome = self._work()
             if outcome is not None:
-                outcome.save(self._place.folder)
+                self._save(outcome)
         if outcome is not None:
             self._publish(outcome)
         self._reporter.close()
 
     def _work(self) -> Outcome | None:
         """Run worlds until one of them settles it; None: somebody else owns the attempt now."""
+        if self._world_number > self._limits.max_restarts:
+            return self._outcome(self._lost())
         while True:
             try:
                 ended = self._one_world()
@@ -115,24 +118,31 @@ class Supervisor:
             if not failure.restart or self._world_number > self._limits.max_restarts:
                 return self._outcome(ended)
             left = self._limits.max_restarts - self._world_number
-            self._note(f"{failure.cause.message}; starting again from the last checkpoint ({left} more left)")
+            self._status.note(f"{failure.cause.message}; starting again from the last checkpoint ({left} more left)")
             self._wake.wait(_RESTART_PAUSE_S)
             stop = self._stop_wanted()
             if stop is not None:
                 return self._outcome(Ended(stop=stop))
 
+    def _lost(self) -> Ended:
+        """The last supervisor died in the last world that was allowed: nothing may be trained any more."""
+        message = f"the supervisor died; no restart is left of {self._limits.max_restarts}"
+        failure = Failure(Cause("lost", message, True, host=self._host), restart=False)
+        stop = self._stop_wanted()
+        return Ended(stop=stop) if stop is not None else Ended(failure=failure)
+
     def _one_world(self) -> Ended:
         self._world_number += 1
         world = World.prepare(self._place, self._plan, self._job, self._world_number)
         self._reporter.world_started(world.number, len(self._plan.ranks))
-        self._show(world, JobState.STARTING)
+        self._status.show(world, JobState.STARTING)
         try:
             world.start()
             ended = self._watch(world)
         finally:
             world.end(grace_s=min(self._limits.grace_s, _AFTER_FAILURE_S))
             self._reporter.world_ended()
-        self._show(world, JobState.STOPPING)
+        self._status.show(world, JobState.STOPPING)
         return ended
 
     def _watch(self, world: World) -> Ended:
@@ -149,11 +159,11 @@ class Supervisor:
                     return ended
             failure = watchdog.check()
             if failure is not None:
-                self._note(f"{failure.cause.message}; the stacks of all ranks are in their logs")
+                self._status.note(f"{failure.cause.message}; the stacks of all ranks are in their logs")
                 world.dump_stacks()
                 self._await(world, _STACKS_S)
                 return Ended(failure=failure)
-            self._show(world, JobState.RUNNING if self._under_way(watchdog) else JobState.STARTING)
+            self._status.show(world, JobState.RUNNING if self._under_way(watchdog) else JobState.STARTING)
 
     def _under_way(self, watchdog: Watchdog) -> bool:
         is_script = isinstance(self._job, TrainingJob) and self._job.script is not None
@@ -172,14 +182,21 @@ class Supervisor:
 
     def _stop(self, world: World, stop: Stop) -> Ended:
         """Ask the ranks to end, and wait as long as they were promised."""
-        self._note(f"{self._reporter.replaced or _STOPPING[stop]}; the ranks are being stopped")
-        self._show(world, JobState.STOPPING)
-        if stop is not Stop.REPLACED:
-            world.ask_to_stop(stop.value)
+        self._status.note(f"{self._reporter.replaced or _STOPPING[stop]}; the ranks are being stopped")
+        self._status.show(world, JobState.STOPPING)
+        if stop is not Stop.REPLACED and self._ask_to_stop(world, stop):
             self._await(world, self._limits.grace_s)
-            self._show(world, JobState.STOPPING)
+            self._status.show(world, JobState.STOPPING)
         trained = all(rank.exit_code == exit_codes.DONE for rank in world.ranks) and world.cooperative()
         return Ended() if trained and stop is Stop.PREEMPT else Ended(stop=stop)
+
+    def _ask_to_stop(self, world: World, stop: Stop) -> bool:
+        try:
+            world.ask_to_stop(stop.value)
+        except OSError as error:  # a full disk: no checkpoint can be written either
+            self._status.note(f"the ranks cannot be asked to end, so they are killed: {error}")
+            return False
+        return True
 
     def _await(self, world: World, timeout_s: float) -> None:
         give_up = time.monotonic() + timeout_s
@@ -203,16 +220,16 @@ class Supervisor:
         reported = read_json(self._world_folder / "rank-0.result.json")
         base = Outcome(
             state=JobState.FAILED,
-            metrics=reported.get("metrics") or self._state.metrics,
-            steps=int(reported.get("steps") or self._state.step),
-            samples_per_s=reported.get("samples_per_s") or self._state.samples_per_s,
+            metrics=reported.get("metrics") or self._status.state.metrics,
+            steps=int(reported.get("steps") or self._status.state.step),
+            samples_per_s=reported.get("samples_per_s") or self._status.state.samples_per_s,
             restarts=max(0, self._world_number - 1),
         )
         if ended.stop is not None:
             state, cause = self._stopped(ended.stop)
             return replace(base, state=state, cause=cause)
         if ended.failure is not None:
-            return replace(base, cause=ended.failure.cause)
+            return replace(base, cause=_or_full_disk(ended.failure.cause, self._place.folder))
         is_script = isinstance(self._job, TrainingJob) and self._job.script is not None
         if not is_script and reported.get("state") != "done":
             message = "every rank ended with code 0, but rank 0 left no result"
@@ -230,9 +247,16 @@ class Supervisor:
         message = "the supervisor was asked to end (SIGTERM)"
         return JobState.PREEMPTED, Cause("preempted", message, True, host=self._host)
 
+    def _save(self, outcome: Outcome) -> None:
+        """Note the outcome for the next supervisor, should this one be killed before it has published it."""
+        try:
+            outcome.save(self._place.folder)
+        except OSError as error:
+            self._status.note(f"the outcome cannot be noted in the scratch folder: {error}")
+
     def _publish(self, outcome: Outcome) -> None:
         ended = f": {outcome.cause.message}" if outcome.cause else ""
-        self._note(f"{outcome.state.value}{ended}")
+        self._status.note(f"{outcome.state.value}{ended}")
         self._reporter.drain(10.0)
         try:
             result = self._finisher.finish(outcome)
@@ -240,54 +264,12 @@ class Supervisor:
             log.info("nothing is published: %s", error)
             return
         log.info("the result is %s", result.state.value)
-        self._state = replace(self._state, state=result.state, message=outcome.cause.message if outcome.cause else "")
-        self._reporter.show(self._state)
+        self._status.end(result.state, outcome.cause.message if outcome.cause else "")
         self._reporter.drain(10.0)
 
     @property
     def _world_folder(self) -> Path:
         return self._place.folder / f"world-{self._world_number}"
-
-    def _note(self, text: str) -> None:
-        self._reporter.note(text)
-        self._state = replace(self._state, message=text)
-
-    def _show(self, world: World, state: JobState) -> None:
-        """Let the reporter know how things stand."""
-        told = read_json(world.folder / "progress.json")
-        ranks = [self._rank(world, index) for index in range(len(world.ranks))]
-        step = int(told.get("step") or max((rank["step"] for rank in ranks), default=0) or self._state.step)
-        self._pace.add(step)
-        steps = int(told.get("steps") or self._state.steps)
-        run_id, run_url = self._tracker.run
-        self._state = replace(
-            self._state,
-            state=state,
-            world=world.number,
-            epoch=int(told.get("epoch") or self._state.epoch),
-            epochs=int(told.get("epochs") or self._state.epochs),
-            step=step,
-            steps=steps,
-            samples_per_s=told.get("samples_per_s") or self._state.samples_per_s,
-            eta_s=self._pace.eta_s(steps),
-            metrics=told.get("metrics") or self._state.metrics,
-            ranks=ranks,
-            mlflow_run_id=run_id or self._state.mlflow_run_id,
-            mlflow_run_url=run_url or self._state.mlflow_run_url,
-        )
-        self._reporter.show(self._state)
-
-    def _rank(self, world: World, index: int) -> dict[str, Any]:
-        rank = world.ranks[index]
-        beat = read_json(world.folder / f"rank-{rank.number}.beat.json")
-        return {
-            "rank": rank.number,
-            "pid": rank.process.pid,
-            "host": self._host,
-            "local_rank": rank.plan.local_rank,
-            "step": int(beat.get("step") or 0),
-            "exit_code": rank.exit_code,
-        }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -297,7 +279,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--secrets", required=True)
     options = parser.parse_args(arguments)
-    secrets = _take_secrets(options.folder / options.secrets)
+    secrets = take_secrets(options.folder / options.secrets)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     told, tell = os.pipe()
     if os.fork():
@@ -305,14 +287,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(0 if os.read(told, 1) else 1)
     os.close(told)
     os.setsid()
+    processes.adopt_orphans()
     wake = Wake()
     os.environ.update(secrets)
-    place, attempt = _open(options.folder, secrets)
-    ours = _claim(attempt, options.incarnation, options.secrets)
+    place, attempt = open_place(options.folder, secrets)
+    ours = claim_place(attempt, options.incarnation, options.secrets)
     os.write(tell, b"1")
     os.close(tell)
     if ours:
         _supervise(place, attempt, options.incarnation, wake)
+
+
+def _or_full_disk(cause: Cause, folder: Path) -> Cause:
+    """Name the disk if it is full: whatever else the ranks died of, their last words may have found no place."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return cause
+    full = found.f_bavail * found.f_frsize < _FULL_BYTES or (found.f_files > 0 and found.f_favail == 0)
+    return replace(cause, message=f"{cause.message}; the disk of {folder} is full") if full else cause
 
 
 def _plan_params(plan: Plan) -> dict[str, Any]:
@@ -326,7 +319,7 @@ def _plan_params(plan: Plan) -> dict[str, Any]:
 
 def _supervise(place: Place, attempt: Attempt, incarnation: int, wake: Wake) -> None:
     log.info("supervisor %d of attempt %d of %s", incarnation, attempt.number, attempt.claim.job_key)
-    _yield_to_ranks()
+    yield_to_ranks()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     processes.terminate(place.token, grace_s=0, exclude=(os.getpid(), os.getppid()))
     if attempt.result() is not None:
@@ -339,59 +332,14 @@ def _supervise(place: Place, attempt: Attempt, incarnation: int, wake: Wake) -> 
         workdir=str(place.folder.parent.parent),
         cores=sorted(os.sched_getaffinity(0)),
     )
-    write_json(place.folder / "plan.json", plan.to_document())
+    with contextlib.suppress(OSError):  # for people only
+        write_json(place.folder / "plan.json", plan.to_document())
     try:
         Supervisor(attempt, place, plan, incarnation=incarnation, wake=wake).run()
     except Exception:
         log.exception("the supervisor of %s failed", attempt.claim.job_key)
         processes.terminate(place.token, grace_s=0, exclude=(os.getpid(),))
         raise
-
-
-def _yield_to_ranks() -> None:
-    """Let the ranks have the processors first.
-
-    Where the kernel groups processes by session (its default outside of containers), a thread's nice value counts only
-    within its session, and the session has a value of its own. The ranks get sessions of their own.
-    """
-    with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(LOW_PRIORITY))
-
-
-def _take_secrets(path: Path) -> dict[str, str]:
-    try:
-        secrets = json.loads(path.read_text())
-    except OSError:
-        return {}
-    path.unlink(missing_ok=True)
-    return {str(name): str(value) for name, value in secrets.items()}
-
-
-def _open(folder: Path, secrets: Mapping[str, str]) -> tuple[Place, Attempt]:
-    told = read_json(folder / "attempt.json")
-    if not told:
-        raise NotFound(f"{folder} holds no attempt.json")
-    storage = told["storage"]
-    runs = open_store(
-        told["runs_uri"],
-        endpoint_url=storage["endpoint_url"],
-        region=storage["region"],
-        credentials=Credentials.from_environment(secrets) if "AWS_ACCESS_KEY_ID" in secrets else None,
-    )
-    attempt = JobRun(runs, told["job_key"]).attempt(told["attempt"])
-    return Place(folder, told["token"], told["attempt"], base_environment(os.environ), secrets), attempt
-
-
-def _claim(attempt: Attempt, incarnation: int, nonce: str) -> bool:
-    document = {
-        "pid": os.getpid(),
-        "host": socket.gethostname(),
-        "host_identity": processes.host_identity(),
-        "start_time": processes.start_time(os.getpid()),
-        "at": time.time(),
-        "nonce": nonce,
-    }
-    return attempt.supervisors.append(incarnation, document)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Is every rank making progress? And when will it be done?"""
+"""Is every rank making progress?"""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mxdist import processes
+from mxdist.runtime import exit_codes
 from mxdist.runtime.blame import Failure, missing_ranks
 from mxdist.runtime.world import Rank, World, read_json, tail
 from mxdist.spec import EvaluationJob, Limits, TrainingJob
 from mxdist.store import Cause
-
-_RATE_WINDOW_S = 60.0
 
 
 @dataclass
@@ -106,7 +105,13 @@ class Watchdog:
         culprit = min(silent, key=lambda rank: self._suspicion(rank, named))
         seen = self.seen[culprit.number]
         what = "was stopped by a signal" if seen.stopped_at else "made no progress"
-        return self._stall(culprit, f"rank {culprit.number} {what} for {limit_s:g} s, at step {seen.step}")
+        message = f"rank {culprit.number} {what} for {limit_s:g} s, at step {seen.step}"
+        left = [rank for rank in self._world.ranks if rank.exit_code == exit_codes.DONE]
+        if not left:
+            return self._stall(culprit, message)
+        missed = [rank for rank in left if rank.number in named]  # Horovod says that the others wait for it
+        message += f"; rank {(missed or left)[0].number} ended with code 0 before"
+        return self._stall((missed or [culprit])[0], message)
 
     def _silent(self, rank: Rank, now: float, limit_s: float) -> bool:
         """Whether a rank that used to beat, or must, no longer does."""
@@ -129,27 +134,3 @@ class Watchdog:
 def _is_patient(job: TrainingJob | EvaluationJob) -> bool:
     """Whether ranks may work for long before they join, or never join: scripts and evaluations."""
     return isinstance(job, EvaluationJob) or job.script is not None
-
-
-class Pace:
-    """Steps a second over the last minute, and the time that is left."""
-
-    def __init__(self) -> None:
-        self._points: list[tuple[float, int]] = []
-
-    def add(self, step: int, *, now: float | None = None) -> None:
-        """Note that ``step`` optimizer steps are done."""
-        now = time.monotonic() if now is None else now
-        if self._points and step < self._points[-1][1]:  # a restart went back to a checkpoint
-            self._points.clear()
-        if not self._points or step > self._points[-1][1]:
-            self._points.append((now, step))
-        while len(self._points) > 2 and now - self._points[0][0] > _RATE_WINDOW_S:
-            self._points.pop(0)
-
-    def eta_s(self, steps: int) -> float | None:
-        """Return the seconds until ``steps`` are done; None while that cannot be told."""
-        if steps <= 0 or len(self._points) < 2:
-            return None
-        (begin, first), (end, last) = self._points[0], self._points[-1]
-        return (steps - last) * (end - begin) / (last - first) if end > begin else None

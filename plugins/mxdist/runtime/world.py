@@ -123,8 +123,10 @@ class World:
             self.ranks.append(Rank(plan, process, started, self.folder))
 
     def reap(self) -> list[Rank]:
-        """Return the ranks that ended since the last call."""
-        return [rank for rank in self.ranks if rank.reap()]
+        """Return the ranks that ended since the last call, and bury what they left behind."""
+        ended = [rank for rank in self.ranks if rank.reap()]
+        processes.bury_orphans({rank.process.pid for rank in self.ranks if rank.exit_code is None})
+        return ended
 
     def running(self) -> list[Rank]:
         """Return the ranks that have not ended."""

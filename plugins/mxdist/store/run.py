@@ -52,7 +52,10 @@ class Claim(_Document):
 
     :param origin: the attempt at which this training began from scratch; the same for all that resume it.
     :param deadline_at: Unix time at which the attempt ends, or None.
+    :param code_digest: SHA-256 over all code: mxdist's own and the user's.
+    :param user_code_digest: SHA-256 over the user's own code; empty if it is not known.
     :param source: who asked: Airflow's dag, run, task, try and URL, or the command line's user and host.
+    :param note: what the job's log should say first, such as why nothing is resumed.
     """
 
     number: int
@@ -63,7 +66,9 @@ class Claim(_Document):
     submitted_at: float
     deadline_at: float | None = None
     code_digest: str = ""
+    user_code_digest: str = ""
     source: dict[str, str] = field(default_factory=dict)
+    note: str = ""
 
     @property
     def training_id(self) -> str:
@@ -272,7 +277,9 @@ class JobRun:
         after: int,
         origin: int | None = None,
         code_digest: str = "",
+        user_code_digest: str = "",
         source: Mapping[str, str] | None = None,
+        note: str = "",
     ) -> Attempt:
         """Claim attempt ``after + 1``, which fences out attempt ``after``; whoever comes second gets the winner's.
 
@@ -289,7 +296,9 @@ class JobRun:
             submitted_at=now,
             deadline_at=None if deadline_s is None else now + deadline_s,
             code_digest=code_digest,
+            user_code_digest=user_code_digest,
             source=dict(source or {}),
+            note=note,
         )
         self.store.create_json(numbered("attempts", number), claim.dump())
         return self.attempt(number)

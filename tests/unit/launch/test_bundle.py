@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from mxdist.errors import SpecError
-from mxdist.launch.bundle import Bundle, collect
+from mxdist.launch.bundle import Bundle, collect, collect_later
 from mxdist.launch.plan import localize
 from mxdist.spec import TrainingJob, parse_job
 
@@ -68,6 +69,48 @@ def test_written_bundle_is_complete_and_stays(tmp_path: Path) -> None:
 
     assert (tmp_path / "code" / "a" / "b.py").read_bytes() == b"1"
     assert [path.name for path in tmp_path.iterdir()] == ["code"]
+
+
+def test_what_failed_or_was_killed_halfway_is_removed(tmp_path: Path) -> None:
+    (tmp_path / ".code-killed").mkdir()
+    (tmp_path / ".code-killed" / "a.py").write_bytes(b"half")
+    too_long = "n" * 300
+    with pytest.raises(OSError, match="name too long"):
+        Bundle({"a.py": b"1", too_long: b"2"}).write(tmp_path / "code")
+    assert [path.name for path in tmp_path.iterdir()] == [".code-killed"], "another may still be writing it"
+    Bundle({"a.py": b"1"}).write(tmp_path / "code")
+
+    assert [path.name for path in tmp_path.iterdir()] == ["code"]
+
+
+def test_writers_at_once_leave_one_complete_bundle(tmp_path: Path) -> None:
+    bundle = Bundle({f"{number}.py": b"x" for number in range(200)})
+    for turn in range(5):
+        folder = tmp_path / f"{turn}"
+        folder.mkdir()
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(lambda _, code=folder / "code": bundle.write(code), range(4)))
+        assert [path.name for path in folder.iterdir()] == ["code"]
+        assert len(list((folder / "code").iterdir())) == 200
+
+
+def test_user_digest_is_that_of_the_users_python_alone() -> None:
+    def digest(**files: bytes) -> str:
+        return Bundle({name.replace("__", "/").replace("_py", ".py"): data for name, data in files.items()}).user_digest
+
+    base = digest(user__train_py=b"1", mxdist__a_py=b"1")
+    assert digest(user__train_py=b"1", mxdist__a_py=b"2") == base
+    assert digest(user__train_py=b"2", mxdist__a_py=b"1") != base
+    assert Bundle({"user/train.py": b"1", "user/config.yaml": b"1"}).user_digest == base
+    assert Bundle({"user/train": b"1"}).user_digest != Bundle({"user/train": b"2"}).user_digest
+
+
+def test_files_are_read_when_they_are_needed_and_once(tmp_path: Path) -> None:
+    later = collect_later(script_job(tmp_path / "train.py"))
+    (tmp_path / "train.py").write_text("1")
+    assert later.files["user/train.py"] == b"1"
+    (tmp_path / "train.py").unlink()
+    assert later.files["user/train.py"] == b"1"
 
 
 def test_job_is_pointed_at_the_bundle(project: Path) -> None:

@@ -15,13 +15,17 @@ from mxdist.launch.client import JOB_KEY
 from mxdist.launch.local import default_workdir
 from mxdist.launch.plan import base_environment
 from mxdist.spec import EvaluationJob, JobState, TrainingJob, parse_job
-from mxdist.store import Attempt, Cause, Result, State, open_store
+from mxdist.store import Attempt, Cause, JobRun, Result, State, open_store
 
 
 @dataclass
 class Paper(Launcher):
-    """A platform on paper: it notes what it is asked, and nothing runs."""
+    """A platform on paper: it notes what it is asked, and nothing runs.
 
+    :param silent: the last supervisor dies before it can say that the job is lost.
+    """
+
+    silent: bool = False
     lives: dict[int, Life] = field(default_factory=dict)
     started: list[tuple[int, int]] = field(default_factory=list)
     killed: list[int] = field(default_factory=list)
@@ -31,7 +35,10 @@ class Paper(Launcher):
 
     def start(self, attempt: Attempt, bundle: Bundle, *, incarnation: int, secrets: Mapping[str, str]) -> bool:
         self.started.append((attempt.number, incarnation))
-        self.lives[attempt.number] = Life.ALIVE
+        lost = incarnation > attempt.claim.parsed().limits.max_restarts + 1
+        self.lives[attempt.number] = Life.DEAD if lost else Life.ALIVE
+        if lost and not self.silent:
+            attempt.finish(Result(JobState.FAILED, ended_at=1.0, cause=Cause("lost", "nothing to publish")))
         return attempt.supervisors.append(incarnation, {"pid": 0})
 
     def life(self, attempt: Attempt) -> Life:
@@ -127,6 +134,57 @@ def test_changed_training_starts_from_scratch(client: JobClient, platform: Paper
     assert client.submit(other_limits, "job").attempt.claim.origin == 2, "limits do not decide the weights"
 
 
+@pytest.mark.parametrize(
+    ("name", "origin"), [("train.py", 2), ("helper.py", 2), ("settings.yaml", 1), ("results.json", 1)]
+)
+def test_changed_code_starts_from_scratch_and_says_why(
+    client: JobClient, platform: Paper, tmp_path: Path, name: str, origin: int
+) -> None:
+    end(client.submit(job_in(tmp_path), "job").attempt, platform, JobState.FAILED)
+    (tmp_path / name).write_text("VALUE = 1")
+    claim = client.submit(job_in(tmp_path), "job").attempt.claim
+
+    assert claim.origin == origin
+    assert ("the code was changed" in claim.note) == (origin == 2)
+
+
+def test_another_mxdist_goes_on_with_the_same_code(
+    client: JobClient,
+    platform: Paper,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = client.submit(job_in(tmp_path), "job").attempt
+    end(first, platform, JobState.FAILED)
+    newer = tmp_path_factory.mktemp("newer")
+    (newer / "__init__.py").write_text("# another version")
+    monkeypatch.setattr("mxdist.launch.bundle.mxdist.__file__", str(newer / "__init__.py"))
+    second = client.submit(job_in(tmp_path), "job").attempt
+
+    assert first.claim.code_digest != second.claim.code_digest
+    assert (second.claim.origin, second.claim.note) == (1, "")
+
+
+def test_attempt_of_an_older_mxdist_that_noted_no_code_is_continued(
+    client: JobClient, platform: Paper, tmp_path: Path
+) -> None:
+    claim = JobRun(client.runs, "job").claim(job_in(tmp_path), after=0, code_digest="0" * 64)
+    end(claim, platform, JobState.FAILED)
+
+    assert client.submit(job_in(tmp_path), "job").attempt.claim.origin == 1
+
+
+def test_code_is_not_needed_to_find_a_job_that_runs(client: JobClient, tmp_path: Path) -> None:
+    client.submit(job_in(tmp_path), "job")
+    (tmp_path / "train.py").unlink()
+
+    assert client.submit(job_in(tmp_path), "job").how == "reattached"
+    with pytest.raises(SpecError, match=r"there is no file .*train\.py"):
+        client.submit(job_in(tmp_path), "other")
+    assert client.job_keys() == ["job"]
+
+
 def test_claim_says_who_asked_and_with_which_code(client: JobClient, tmp_path: Path) -> None:
     claim = client.submit(job_in(tmp_path), "job", source={"dag_id": "d"}).attempt.claim
 
@@ -137,14 +195,17 @@ def test_claim_says_who_asked_and_with_which_code(client: JobClient, tmp_path: P
 def test_dead_supervisor_is_followed_by_the_next_within_the_budget(
     client: JobClient, platform: Paper, tmp_path: Path
 ) -> None:
+    platform.silent = True
     attempt = client.submit(job_in(tmp_path, limits={"max_restarts": 1}), "job").attempt
     platform.lives[1] = Life.DEAD
     assert client.revive(attempt)
     platform.lives[1] = Life.DEAD
+    assert client.revive(attempt), "the last one may only publish"
+    platform.lives[1] = Life.DEAD
     assert not client.revive(attempt)
 
     result = attempt.result()
-    assert platform.started == [(1, 1), (1, 2)]
+    assert platform.started == [(1, 1), (1, 2), (1, 3)]
     assert result is not None
     assert result.cause is not None
     assert (result.state, result.cause.kind) == (JobState.FAILED, "lost")
@@ -157,6 +218,7 @@ def test_retry_after_a_lost_job_goes_on_from_its_checkpoints(
     platform.lives[1] = Life.DEAD
     second = client.submit(job_in(tmp_path, limits={"max_restarts": 0}), "job")
 
+    assert platform.started == [(1, 1), (1, 2), (2, 1)]
     assert (second.attempt.number, second.attempt.claim.origin) == (2, 1)
 
 

@@ -1,0 +1,73 @@
+"""What a supervisor does before it works: it takes its secrets, opens its attempt and claims its place."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from mxdist import processes
+from mxdist.errors import NotFound
+from mxdist.launch.plan import base_environment
+from mxdist.runtime.reporter import LOW_PRIORITY
+from mxdist.runtime.world import Place, read_json
+from mxdist.store import Attempt, Credentials, JobRun, open_store
+
+
+def yield_to_ranks() -> None:
+    """Let the ranks have the processors first.
+
+    Where the kernel groups processes by session (its default outside of containers), a thread's nice value counts only
+    within its session, and the session has a value of its own. The ranks get sessions of their own.
+    """
+    with contextlib.suppress(OSError):
+        Path("/proc/self/autogroup").write_text(str(LOW_PRIORITY))
+
+
+def take_secrets(path: Path) -> dict[str, str]:
+    """Return the secrets that the launcher wrote, and remove the file; empty if there is none."""
+    try:
+        secrets = json.loads(path.read_text())
+    except OSError:
+        return {}
+    path.unlink(missing_ok=True)
+    return {str(name): str(value) for name, value in secrets.items()}
+
+
+def open_place(folder: Path, secrets: Mapping[str, str]) -> tuple[Place, Attempt]:
+    """Return what the launcher prepared in a scratch folder.
+
+    :raises NotFound: it prepared nothing there, or the attempt is not in the run store.
+    """
+    told = read_json(folder / "attempt.json")
+    if not told:
+        raise NotFound(f"{folder} holds no attempt.json")
+    storage = told["storage"]
+    runs = open_store(
+        told["runs_uri"],
+        endpoint_url=storage["endpoint_url"],
+        region=storage["region"],
+        credentials=Credentials.from_environment(secrets) if "AWS_ACCESS_KEY_ID" in secrets else None,
+    )
+    attempt = JobRun(runs, told["job_key"]).attempt(told["attempt"])
+    return Place(folder, told["token"], told["attempt"], base_environment(os.environ), secrets), attempt
+
+
+def claim_place(attempt: Attempt, incarnation: int, nonce: str) -> bool:
+    """Become the supervisor with this number; return False if another process is.
+
+    :param nonce: tells the launcher that started this process which of them it was.
+    """
+    document = {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "host_identity": processes.host_identity(),
+        "start_time": processes.start_time(os.getpid()),
+        "at": time.time(),
+        "nonce": nonce,
+    }
+    return attempt.supervisors.append(incarnation, document)
