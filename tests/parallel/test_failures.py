@@ -69,7 +69,7 @@ def test_batch_norm_on_several_ranks_is_refused(tmp_path: Path) -> None:
     job = small.job(model={"recipe": str(tmp_path / "norm.py")}, parallelism={"world_size": 2})
     world = small.start(small.claim(job, "norm"))
     assert world.wait() == [81, 81]
-    assert "parallelism.world_size: 1: BatchNorm takes its statistics" in world.result(1)["error"]["message"]
+    assert "parallelism.batch_norm: 1: BatchNorm takes its statistics" in world.result(1)["error"]["message"]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 8, 10])

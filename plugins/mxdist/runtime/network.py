@@ -36,7 +36,11 @@ class Forward(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Return the network's output for stored inputs."""
-        return self.net(self._recipe.prepare(F, x, dtype=self._dtype, stored=self._stored, shape=self._shape))
+        return self.net(self.inputs(F, x))
+
+    def inputs(self, F: Any, x: Any) -> Any:
+        """Return stored inputs as the network takes them."""
+        return self._recipe.prepare(F, x, dtype=self._dtype, stored=self._stored, shape=self._shape)
 
     def example(self, device: mx.Context) -> mx.nd.NDArray:
         """Return one example of zeros, as stored."""
@@ -157,22 +161,6 @@ def local_batch_norms(net: mx.gluon.Block) -> list[str]:
 def is_batch_norm(layer: mx.gluon.Block) -> bool:
     """Return whether the layer is a batch normalisation, of any kind that Gluon has."""
     return isinstance(layer, _BatchNorm)
-
-
-def check_law(net: mx.gluon.Block, world_size: int) -> None:
-    """Refuse a network that several ranks cannot train as one process would.
-
-    :raises SpecError: it has batch normalisation that is not frozen.
-    """
-    names = local_batch_norms(net)
-    if world_size > 1 and names:
-        shown = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
-        problem = (
-            f"{shown}: BatchNorm takes its statistics from the rows of one rank, so {world_size} ranks "
-            "would train another model than one process does; freeze these layers "
-            "(init.freeze_backbone or init.freeze), use LayerNorm or GroupNorm, or train with one rank"
-        )
-        raise SpecError("The job", [Problem("parallelism.world_size", problem)])
 
 
 def random_ops(symbol: mx.sym.Symbol) -> list[str]:

@@ -32,6 +32,7 @@ from mxdist.errors import DataError, Problem, SpecError
 from mxdist.runtime import models
 from mxdist.runtime.batches import Examples
 from mxdist.spec import Model
+from mxdist.spec.networks import CATALOGUE, Inputs, Network
 
 Metric = Callable[[Any, Any, Any], Any]
 """``metric(F, output, label)`` returns one value for each example; their mean over all examples is the metric."""
@@ -75,6 +76,8 @@ class Recipe:
         if found is None:
             return None
         x, y = self._pair(found, split)
+        if self._builtin is not None:
+            x, y = models.fit(self._builtin, self._params, x, y, _channels_first(x.shape[1:]), split)
         Examples(x, y, split)  # before a cast that would drop an imaginary part
         return Examples(x if x.dtype.name in _ON_DEVICE else x.astype(np.float32), y, split)
 
@@ -104,7 +107,8 @@ class Recipe:
 
     def learn_classes(self, count: int) -> None:
         """Set the parameter ``classes`` unless the job gives it."""
-        self._params.setdefault("classes", count)
+        if self._about is None or self._about.classifies:
+            self._params.setdefault("classes", count)
 
     def network(self) -> mx.gluon.HybridBlock:
         """Return a new network.
@@ -123,12 +127,16 @@ class Recipe:
     def loss(self) -> mx.gluon.HybridBlock:
         """Return the loss: a HybridBlock that gives one value for each example."""
         own = self._function("loss")
-        return own(self.params) if own else mx.gluon.loss.SoftmaxCrossEntropyLoss()
+        if own:
+            return own(self.params)
+        if self.classifies:
+            return mx.gluon.loss.SoftmaxCrossEntropyLoss()
+        return models.TokenLoss(self._params.get("pad_id"))
 
     @property
     def classifies(self) -> bool:
-        """Whether outputs are scores of classes: true for the default loss."""
-        return self._function("loss") is None
+        """Whether outputs are scores of classes: true for the default loss, but not for a decoder's."""
+        return self._function("loss") is None and (self._about is None or self._about.classifies)
 
     def metrics(self) -> Mapping[str, Metric]:
         """Return the metrics of validation; for a classifier without metrics of its own, accuracy."""
@@ -142,14 +150,15 @@ class Recipe:
         """Return inputs as the network takes them.
 
         :param F: mx.nd or mx.sym.
-        :param stored: the type that the dataset holds: uint8 is scaled unless the recipe has its own ``preprocess``.
+        :param stored: the type that the dataset holds: uint8 is scaled unless the recipe has its own ``preprocess``, or
+            the inputs are token ids.
         :param shape: of one example.
         """
         x = F.cast(x, dtype=dtype)
         own = self._function("preprocess")
         if own:
             return own(F, x, self.params)
-        if stored == "uint8":
+        if self._scales(stored):
             x = x * (1 / 255)
         return F.transpose(x, axes=(0, 3, 1, 2)) if self._builtin and _channels_last(shape) else x
 
@@ -158,7 +167,14 @@ class Recipe:
         if self._function("preprocess"):
             return {"by": self.name}
         transposed = bool(self._builtin) and _channels_last(shape)
-        return {"scale": 1 / 255 if stored == "uint8" else 1.0, "to_channels_first": transposed}
+        return {"scale": 1 / 255 if self._scales(stored) else 1.0, "to_channels_first": transposed}
+
+    def _scales(self, stored: str) -> bool:
+        return stored == "uint8" and (self._about is None or self._about.inputs is not Inputs.TOKENS)
+
+    @property
+    def _about(self) -> Network | None:
+        return CATALOGUE[self._builtin] if self._builtin else None
 
     def _function(self, name: str) -> Callable[..., Any] | None:
         return getattr(self._module, name, None)
@@ -171,6 +187,10 @@ def accuracy(F: Any, output: Any, label: Any) -> Any:
 
 def _channels_last(shape: tuple[int, ...]) -> bool:
     return len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
+
+
+def _channels_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (shape[2], *shape[:2]) if _channels_last(shape) else shape
 
 
 def _load(recipe: str) -> ModuleType:

@@ -12,7 +12,7 @@ import numpy as np
 from mxdist.data.arrays import no_classes, not_finite, refuse
 from mxdist.data.fetch import fetch
 from mxdist.errors import DataError
-from mxdist.runtime import finetune, network
+from mxdist.runtime import finetune, network, normalisation
 from mxdist.runtime.batches import Examples, steps_of
 from mxdist.runtime.parallel.base import Group
 from mxdist.runtime.recipe import Recipe
@@ -75,7 +75,7 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
     loss = recipe.loss()
     outputs = _dry_run(forward, loss, train, device, job.dtype.value)
     frozen = finetune.freeze(net, job.init) if job.init else ()
-    network.check_law(net, group.size)
+    normalisation.settle(net, job.parallelism, group)
     if recipe.classifies:
         _check_labels(train, validation, outputs)
     graph = network.LossSum(forward, loss)

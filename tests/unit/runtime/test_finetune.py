@@ -14,10 +14,10 @@ from parallel.inprocess import trained_model, trainer_of
 from parallel.worlds import Jobs, images, jobs
 
 from mxdist.errors import SpecError, StoreError
-from mxdist.runtime import finetune, network
+from mxdist.runtime import finetune, network, normalisation
 from mxdist.runtime.models import build
-from mxdist.runtime.parallel import digest_arrays
-from mxdist.spec import DType, Init
+from mxdist.runtime.parallel import Alone, digest_arrays
+from mxdist.spec import DType, Init, Parallelism
 
 NORM = """
 from mxnet.gluon import nn
@@ -189,10 +189,10 @@ def test_frozen_batch_norm_may_train_on_several_ranks() -> None:
     net(mx.nd.zeros((1, 4)))
     assert network.local_batch_norms(net) == ["1"]
     with pytest.raises(SpecError, match="freeze these layers"):
-        network.check_law(net, 2)
-    network.check_law(net, 1)
+        normalisation.settle(net, Parallelism(world_size=2), Alone())
+    normalisation.settle(net, Parallelism(), Alone())
     finetune.freeze(net, init(freeze_backbone=True))
-    network.check_law(net, 2)
+    normalisation.settle(net, Parallelism(world_size=2), Alone())
 
 
 def test_statistics_alone_can_be_frozen() -> None:
@@ -201,7 +201,7 @@ def test_statistics_alone_can_be_frozen() -> None:
     net.initialize()
     assert finetune.freeze(net, init(freeze=["running_mean"])) == ("0.running_mean", "0.running_var")
     assert "0.gamma" in network.trainable(net)
-    network.check_law(net, 2)
+    assert network.local_batch_norms(net) == []
 
 
 def test_a_head_that_no_loss_reaches_is_named(small: Jobs, tmp_path: Path) -> None:

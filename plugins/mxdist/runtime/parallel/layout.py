@@ -113,6 +113,8 @@ class Whole(Layout):
 
     def backward(self, batch: Batch) -> mx.nd.NDArray | None:
         """Compute the gradient of this rank's rows in one piece, or part by part."""
+        if not batch.rows:
+            self._graph.join(self._device)
         if not batch.rows or self._parts > 1:
             for gradient in self.updater.gradients:
                 gradient[:] = 0
