@@ -85,26 +85,25 @@ class Law:
         worst = max(float(np.abs(trained[name] - self.weights[name]).max()) for name in trained)
         return max(worst, float(np.abs(np.array(losses) - self.losses).max()))
 
-    def _job(self, ranks: int, fields: dict[str, Any]) -> Any:
+    def optimizer(self) -> dict[str, Any]:
+        """Return the optimizer of the case, as a job has it."""
         case, arguments = self.case, self.case["arguments"]
         schedule = {key: case[key] for key in ("decay", "warmup_steps", "step_size", "factor") if key in case}
-        optimizer = {key: arguments[key] for key in arguments if key != "wd"}
-        return self.jobs.job(
-            model={"name": "lenet", "params": {"channels": 4, "hidden": 16}},
-            seed=case["seed"],
-            batch_size=case["batch_size"],
-            epochs=case["epochs"],
-            parallelism={"world_size": ranks, **fields.pop("parallelism", {})},
-            init={"model_uri": self.model_uri},
-            optimizer={
-                "name": case["optimizer"],
-                "weight_decay": arguments["wd"],
-                "clip_norm": case["clip_norm"],
-                "schedule": schedule,
-                **optimizer,
-            },
-            **fields,
-        )
+        given = {key: arguments[key] for key in arguments if key != "wd"}
+        fixed = {"name": case["optimizer"], "weight_decay": arguments["wd"], "clip_norm": case["clip_norm"]}
+        return {**fixed, "schedule": schedule, **given}
+
+    def _job(self, ranks: int, fields: dict[str, Any]) -> Any:
+        document = {
+            "model": {"name": "lenet", "params": {"channels": 4, "hidden": 16}},
+            "seed": self.case["seed"],
+            "batch_size": self.case["batch_size"],
+            "epochs": self.case["epochs"],
+            "init": {"model_uri": self.model_uri},
+            "optimizer": self.optimizer(),
+        }
+        parallelism = {"world_size": ranks, **fields.pop("parallelism", {})}
+        return self.jobs.job(**{**document, "parallelism": parallelism, **fields})
 
 
 def make_law(root: Path, optimizer: str, rows: int) -> Law:
@@ -162,6 +161,17 @@ def test_ranks_give_the_weights_and_losses_of_one_process(law: Law, ranks: int) 
 
 def test_uneven_last_batch(tmp_path: Path) -> None:
     assert make_law(tmp_path / "uneven", "sgd", 77).difference(ranks=2) < BOUND  # 5 rows: 2 and 3
+
+
+def test_scaled_batch_and_rate_are_those_of_one_process(tmp_path: Path) -> None:
+    """A job for one rank, with half the batch and rate, on two: the reference has the effective values."""
+    law = make_law(tmp_path / "scaled", "sgd", 73)
+    scaled = {
+        "batch_size": 4,
+        "scaling": {"policy": "scale_lr"},
+        "optimizer": {**law.optimizer(), "learning_rate": 0.05},
+    }
+    assert law.difference(ranks=2, **scaled) < BOUND
 
 
 def test_unbroken_mutant_holds_the_law(law: Law) -> None:

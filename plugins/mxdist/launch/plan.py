@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mxdist.spec import EvaluationJob, Limits, TrainingJob
+from mxdist.spec import EvaluationJob, Limits, ScalingPolicy, TrainingJob
 
 SECRET_NAMES = (
     "AWS_ACCESS_KEY_ID",
@@ -69,6 +69,8 @@ class Plan:
     """Everything that will run for one job.
 
     :param attempt_dir: the scratch folder; ``<attempt>`` stands for the number that submission will give.
+    :param scaling: what the ranks do to batch and rate; "" when they change nothing.
+    :param effective: batch and rate that a model is trained with, as they are recorded beside the job's own.
     """
 
     name: str
@@ -82,6 +84,8 @@ class Plan:
     supervisor: tuple[str, ...]
     ranks: tuple[RankPlan, ...]
     limits: dict[str, Any]
+    scaling: str = ""
+    effective: dict[str, Any] = field(default_factory=dict)
     runtime_names: tuple[str, ...] = RUNTIME_NAMES
     secret_names: tuple[str, ...] = SECRET_NAMES
 
@@ -99,6 +103,7 @@ class Plan:
             f"job key     {self.job_key}",
             f"digest      {self.digest}",
             f"work        {self.work}",
+            *([f"scaling     {self.scaling}"] if self.scaling else []),
             f"run store   {self.runs_uri}",
             f"scratch     {self.attempt_dir}",
             f"supervisor  {' '.join(self.supervisor)}",
@@ -163,6 +168,8 @@ def build_plan(
             for rank in range(job.parallelism.world_size)
         ),
         limits=job.limits.to_document(),
+        scaling=_scaling(job),
+        effective=_effective(job),
     )
 
 
@@ -281,7 +288,28 @@ def _work(job: TrainingJob | EvaluationJob) -> str:
     model = job.model
     source = "" if model is None else f"model {model.name}" if model.name else f"recipe {model.recipe}"
     data = f" on {job.dataset.manifest_uri}" if job.dataset else ""
-    return f"{source}{data}, {job.epochs} epoch{'s' if job.epochs != 1 else ''}, global batch {job.batch_size}"
+    return (
+        f"{source}{data}, {job.epochs} epoch{'s' if job.epochs != 1 else ''}, global batch {job.effective().batch_size}"
+    )
+
+
+def _effective(job: TrainingJob | EvaluationJob) -> dict[str, Any]:
+    if isinstance(job, EvaluationJob) or job.model is None:
+        return {}
+    trained = job.effective()
+    return {"effective_batch_size": trained.batch_size, "effective_learning_rate": trained.optimizer.learning_rate}
+
+
+def _scaling(job: TrainingJob | EvaluationJob) -> str:
+    if isinstance(job, EvaluationJob) or job.scaling.policy is ScalingPolicy.KEEP_GLOBAL_BATCH:
+        return ""
+    trained, base, size = job.effective(), job.scaling.base_world_size, job.parallelism.world_size
+    schedule, rate = trained.optimizer.schedule, job.optimizer.learning_rate
+    warm = f", reached from {rate:g} in {schedule.warmup_steps} steps" if schedule.warmup_from else ""
+    return (
+        f"scale_lr, {size} rank{'s' if size != 1 else ''} for {base}: global batch {trained.batch_size} for "
+        f"{job.batch_size}, learning rate {trained.optimizer.learning_rate:g} for {rate:g}{warm}"
+    )
 
 
 def _shared(environments: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -63,6 +63,7 @@ class Trainer:
     """
 
     def __init__(self, job: TrainingJob, worker: Worker, group: Group) -> None:
+        job = job.effective()
         self._job, self._worker, self._group = job, worker, group
         self.setup = setup.build(job, worker, group)
         self.at = Position()

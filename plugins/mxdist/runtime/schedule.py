@@ -16,7 +16,8 @@ def rate(spec: Optimizer, update: int, total: int) -> float:
     """
     schedule = spec.schedule
     if update <= schedule.warmup_steps:
-        return spec.learning_rate * update / schedule.warmup_steps
+        left = 1 - update / schedule.warmup_steps
+        return spec.learning_rate * update / schedule.warmup_steps + spec.learning_rate * schedule.warmup_from * left
     after = update - 1 - schedule.warmup_steps
     if schedule.decay is Decay.STEP:
         return spec.learning_rate * schedule.factor ** (after // schedule.step_size)

@@ -314,6 +314,7 @@ def _plan_params(plan: Plan) -> dict[str, Any]:
         "host": os.uname().nodename,
         "cores": sum(len(rank.cores) for rank in plan.ranks) or len(os.sched_getaffinity(0)),
         "threads_per_rank": first.environment["OMP_NUM_THREADS"],
+        **plan.effective,
     }
 
 

@@ -20,6 +20,7 @@ from mxdist.spec.parallelism import (
     PipelineSchedule,
     Strategy,
 )
+from mxdist.spec.scaling import Scaling, ScalingPolicy
 from mxdist.spec.state import JobState
 
 __all__ = [
@@ -51,6 +52,8 @@ __all__ = [
     "OptimizerName",
     "Parallelism",
     "PipelineSchedule",
+    "Scaling",
+    "ScalingPolicy",
     "Schedule",
     "Script",
     "Spec",

@@ -13,7 +13,8 @@ from mxdist.spec.cluster import Checkpoints, Cluster, Limits, Storage, Tracking
 from mxdist.spec.dataset import Dataset
 from mxdist.spec.model import Init, Model, Script
 from mxdist.spec.optimizer import Optimizer
-from mxdist.spec.parallelism import Parallelism, Strategy
+from mxdist.spec.parallelism import BatchNorm, Compression, KVStore, Parallelism, Strategy
+from mxdist.spec.scaling import Scaling
 
 
 class DType(StrEnum):
@@ -52,11 +53,13 @@ class TrainingJob(BaseJob):
     init: Init | None = Field(None, description="Start from an earlier model's weights.")
     optimizer: Optimizer = Optimizer()
     checkpoints: Checkpoints = Checkpoints()
+    scaling: Scaling = Scaling()
     epochs: int = Field(1, ge=1, le=100_000, description="Passes over the training split.")
-    batch_size: int = Field(64, ge=1, description="The global batch, over all ranks.")
+    batch_size: int = Field(64, ge=1, description="The global batch, over all ranks; see scaling.")
     seed: int = Field(0, ge=0, lt=2**31, description="Of initial weights, data order and dropout.")
     dtype: DType = Field(DType.FLOAT32, description="float32 or float64.")
     shuffle: bool = Field(True, description="A new permutation each epoch, from the seed.")
+    verify_layout: bool = Field(False, description="First compare two steps with those of one process.")
 
     @field_validator("script")
     @classmethod
@@ -79,18 +82,30 @@ class TrainingJob(BaseJob):
             raise ValueError("goes with a model; a script loads its own weights")
         return init
 
+    @field_validator("scaling")
+    @classmethod
+    def _one_warm_up(cls, scaling: Scaling, info: ValidationInfo) -> Scaling:
+        if scaling.warmup_steps and "optimizer" in info.data and info.data["optimizer"].schedule.warmup_steps:
+            raise ValueError("give warmup_steps here or in optimizer.schedule, not in both")
+        return scaling
+
     @field_validator("batch_size")
     @classmethod
     def _divisible(cls, batch_size: int, info: ValidationInfo) -> int:
-        if info.data.get("script") is not None or "parallelism" not in info.data:
+        if not {"parallelism", "scaling"} <= info.data.keys():
             return batch_size
-        replicas = info.data["parallelism"].replicas
-        if batch_size % replicas:
-            below, above = batch_size // replicas * replicas, -(-batch_size // replicas) * replicas
+        parallelism = info.data["parallelism"]
+        trained, replicas = info.data["scaling"].batch_size(batch_size, parallelism.world_size), parallelism.replicas
+        if info.data.get("script") is not None:
+            return batch_size
+        if trained % replicas:
+            below, above = trained // replicas * replicas, -(-trained // replicas) * replicas
             near = f"{below} or {above}" if below else f"{above}"
-            what = "parallelism.world_size" if not info.data["parallelism"].across_processes else "the replicas"
-            raise ValueError(f"{batch_size} is not divisible by {what} {replicas}; use {near}")
-        return _in_parts(batch_size, info.data["parallelism"])
+            what = "parallelism.world_size" if not parallelism.across_processes else "the replicas"
+            scaled = "" if trained == batch_size else f"; scaling makes {trained} of {batch_size}"
+            raise ValueError(f"{trained} is not divisible by {what} {replicas}; use {near}{scaled}")
+        _in_parts(trained, parallelism)
+        return batch_size
 
     @field_validator("dtype")
     @classmethod
@@ -102,18 +117,48 @@ class TrainingJob(BaseJob):
             raise ValueError("must be float32: MXNet's parameter servers compute in float32")
         return dtype
 
+    @field_validator("verify_layout")
+    @classmethod
+    def _can_be_verified(cls, verify: bool, info: ValidationInfo) -> bool:
+        if not verify or "parallelism" not in info.data:
+            return verify
+        if info.data.get("script") is not None:
+            raise ValueError("goes with a model; a script asks for it by Worker.verify")
+        if different := _unlike_one_process(info.data["parallelism"]):
+            raise ValueError(f"{different} trains another model than one process does: nothing to compare it with")
+        return verify
+
+    def effective(self) -> TrainingJob:
+        """Return the job as it is trained on its ranks: with the batch and the rate that ``scaling`` makes of them."""
+        scaling, size = self.scaling, self.parallelism.world_size
+        changed = {
+            "batch_size": scaling.batch_size(self.batch_size, size),
+            "optimizer": scaling.optimizer(self.optimizer, size),
+            "scaling": Scaling(),
+        }
+        return self.model_copy(update=changed)
+
     def training_digest(self) -> str:
         """Return the digest of all that decides the weights: not where the job runs, or how it is watched."""
-        return self.digest(exclude=("cluster", "parallelism", "limits", "storage", "tracking", "checkpoints", "name"))
+        left_out = ("cluster", "parallelism", "limits", "storage", "tracking", "checkpoints", "name", "verify_layout")
+        return self.effective().digest(exclude=left_out)
 
 
-def _in_parts(batch_size: int, parallelism: Parallelism) -> int:
+def _unlike_one_process(parallelism: Parallelism) -> str:
+    """Return what makes each step another one than one process makes, by no stated bound; "" if nothing does."""
+    if parallelism.batch_norm is BatchNorm.LOCAL:
+        return "batch_norm local"
+    if parallelism.strategy is Strategy.PARAMETER_SERVER and parallelism.kvstore is KVStore.DIST_ASYNC:
+        return "dist_async"
+    return "2bit compression" if parallelism.compression is Compression.TWO_BIT else ""
+
+
+def _in_parts(batch_size: int, parallelism: Parallelism) -> None:
     """Refuse a batch whose shares have fewer rows than the parts that they are computed in."""
     share = batch_size // parallelism.replicas
     for field, parts in (("micro_batches", parallelism.micro_batches), ("accumulate", parallelism.accumulate)):
         if share < parts:
             raise ValueError(f"a rank's share of {share} rows is less than parallelism.{field} {parts}")
-    return batch_size
 
 
 class EvaluationJob(BaseJob):

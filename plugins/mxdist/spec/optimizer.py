@@ -25,10 +25,11 @@ class Decay(StrEnum):
 
 
 class Schedule(Spec):
-    """The learning rate over optimizer steps: linear warm-up from zero, then a decay."""
+    """The learning rate over optimizer steps: linear warm-up, then a decay."""
 
     decay: Decay = Field(Decay.CONSTANT, description="constant, step or cosine.")
     warmup_steps: int = Field(0, ge=0, description="Optimizer steps of linear warm-up.")
+    warmup_from: float = Field(0.0, ge=0, le=1, description="The share of the rate that the warm-up rises from.")
     step_size: int = Field(1000, ge=1, description="step: optimizer steps between two cuts.")
     factor: float = Field(0.1, gt=0, le=1, description="step: what each cut multiplies the rate by.")
     final_fraction: float = Field(0.0, ge=0, le=1, description="cosine: the last rate, as a share of the first.")

@@ -25,8 +25,9 @@ def rates(steps: int, **schedule: Any) -> list[float]:
         ({"decay": "step", "step_size": 2, "factor": 0.5, "warmup_steps": 2}, [0.5, 1, 1, 1, 0.5, 0.5]),
         ({"decay": "cosine", "warmup_steps": 1}, [1, 1, 0.8535533905932737, 0.5, 0.14644660940672627, 0]),
         ({"decay": "cosine", "final_fraction": 0.2, "warmup_steps": 3}, [1 / 3, 2 / 3, 1, 1, 0.6, 0.2]),
+        ({"warmup_steps": 4, "warmup_from": 0.5}, [0.625, 0.75, 0.875, 1, 1, 1]),
     ],
-    ids=["constant", "warmup", "step", "step-warmup", "cosine", "cosine-final"],
+    ids=["constant", "warmup", "step", "step-warmup", "cosine", "cosine-final", "warmup-from-a-rate"],
 )
 def test_rates(schedule: dict[str, Any], expected: list[float]) -> None:
     assert rates(6, **schedule) == pytest.approx(expected, abs=1e-15)
