@@ -2,6 +2,6 @@
 
 import sys
 
-from mxdist.cli.main import main
+from mxdist.cli import main
 
 sys.exit(main())

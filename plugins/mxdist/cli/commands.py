@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import mxdist
-from mxdist.cli import setting
+from mxdist.cli import prune, setting
 from mxdist.cli.follow import Follower, describe_progress, describe_result, exit_code
 from mxdist.errors import MxdistError, NotFound
-from mxdist.launch import JobClient
+from mxdist.launch import JobClient, collect
 from mxdist.reconcile import finish_all
 from mxdist.spec import Job, job_schema
 from mxdist.store import Attempt
@@ -24,7 +24,10 @@ Command = Callable[[argparse.Namespace], int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; return what the process should exit with."""
+    """Run one command; return what the process should exit with.
+
+    :raises KeyboardInterrupt: Ctrl-C, and nothing is left to do about it.
+    """
     options = _parser().parse_args(arguments)
     command: Command = options.command
     try:
@@ -32,8 +35,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except MxdistError as error:
         print(f"mxdist: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
     except BrokenPipeError:  # the reader (head, less) has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -46,10 +47,12 @@ def schema(options: argparse.Namespace) -> int:
 
 
 def plan(options: argparse.Namespace) -> int:
-    """Print what would run; start nothing."""
+    """Print what would run, after the checks that a submission makes; start nothing."""
     job = setting.job(options)
     client = setting.client(options, job)
-    found = client.launcher.plan(job, setting.job_key(options, job), runs_uri=client.runs.uri)
+    key = setting.job_key(options, job)
+    found = client.launcher.plan(job, key, runs_uri=client.runs.uri)
+    collect(job)
     print(json.dumps(found.to_document(), indent=2) if options.json else found.describe().rstrip())
     return 0
 
@@ -197,6 +200,7 @@ def _parser() -> argparse.ArgumentParser:
         if name == "cancel":
             one.add_argument("--reason", default="asked on the command line", help="kept with the job")
     _takes_places(_add(commands, "reconcile", reconcile_all))
+    prune.takes(_add(commands, "prune", prune.prune))
     return parser
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from mxdist.errors import Problem, SpecError
 from mxdist.spec import EvaluationJob, TrainingJob, parse_job
 
+_MAX_BYTES = 4 << 20
+
 
 def read_job(path: Path, settings: Sequence[str] = ()) -> TrainingJob | EvaluationJob:
     """Return the job in ``path``. The script or recipe that it names lies relative to the file itself.
@@ -22,6 +24,8 @@ def read_job(path: Path, settings: Sequence[str] = ()) -> TrainingJob | Evaluati
     _make_absolute(document, "script", "path", path.parent)
     if str(_part(document, "model").get("recipe", "")).endswith(".py"):
         _make_absolute(document, "model", "recipe", path.parent)
+    if isinstance(document.get("kind"), (list, dict)):
+        raise SpecError(str(path), [Problem("kind", "must be training or evaluation")])
     try:
         return parse_job(document)
     except SpecError as error:
@@ -34,16 +38,30 @@ def _load(path: Path) -> dict[str, Any]:
     from mxdist.cli.strict_yaml import load
 
     try:
-        document = load(path.read_text(encoding="utf-8"))  # JSON is YAML
+        document = load(_read(path))  # JSON is YAML
     except RecursionError:
         raise SpecError(str(path), [Problem("", "is nested too deeply")]) from None
     except OSError as error:
         raise SpecError(str(path), [Problem("", f"cannot be read: {error.strerror or error}")]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SpecError(str(path), [Problem("", f"is neither JSON nor YAML: {' '.join(str(error).split())}")]) from None
+        problem = f"is neither JSON nor YAML: {' '.join(str(error).split())}"
+        if "'\\t'" in problem:
+            problem += "; indent with spaces, not with tabs"
+        raise SpecError(str(path), [Problem("", problem)]) from None
+    if document is None:
+        raise SpecError(str(path), [Problem("", "is empty; a job needs a name, and a script or a model")])
     if not isinstance(document, dict):
         raise SpecError(str(path), [Problem("", f"must be a mapping, not {type(document).__name__}")])
     return document
+
+
+def _read(path: Path) -> str:
+    """Return the text of a file, with or without a byte order mark; it may be a pipe as well."""
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise SpecError(str(path), [Problem("", f"is larger than {_MAX_BYTES >> 20} MiB; is it a job file?")])
+    return data.decode("utf-8-sig")
 
 
 def _set(document: dict[str, Any], setting: str) -> None:

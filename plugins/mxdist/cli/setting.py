@@ -9,7 +9,9 @@ import socket
 from pathlib import Path
 
 from mxdist.cli.jobfile import read_job
+from mxdist.errors import Problem, SpecError
 from mxdist.launch import SECRET_NAMES, JobClient, LocalLauncher, job_key_for_cli
+from mxdist.launch.client import JOB_KEY
 from mxdist.spec import EvaluationJob, TrainingJob
 from mxdist.store import Attempt, open_store
 
@@ -49,8 +51,15 @@ def client_of_job(options: argparse.Namespace) -> JobClient:
 
 
 def job_key(options: argparse.Namespace, described: TrainingJob | EvaluationJob) -> str:
-    """Return the key under which the job is submitted."""
-    return options.key or job_key_for_cli(described)
+    """Return the key under which the job is submitted.
+
+    :raises SpecError: the one that was given cannot be a key.
+    """
+    key = job_key_for_cli(described) if options.key is None else str(options.key)
+    if not JOB_KEY.match(key):
+        problem = f"{key!r} must be lower case letters, digits and hyphens, at most 80"
+        raise SpecError("The job key", [Problem("", problem)])
+    return key
 
 
 def attempt(options: argparse.Namespace, found: JobClient) -> Attempt:

@@ -87,7 +87,7 @@ class Manifest:
             files = tuple(_file(item) for item in document["files"])
             labels = None if document.get("labels") is None else tuple(int(label) for label in document["labels"])
             manifest = cls(str(document["name"]), str(document["version"]), str(document["as_of"]), files, labels)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise DataError(f"{where} is not a manifest of mxdist: {type(error).__name__}: {error}.") from None
         check_paths((file.path for file in files), where)
         if version_of(files) != manifest.version:
@@ -109,8 +109,12 @@ class Manifest:
 
 def _file(item: Mapping[str, Any]) -> File:
     file = File(**item)
+    sizes = [file.size, *([] if file.rows is None else [file.rows])]
     if not (
-        isinstance(file.path, str) and type(file.size) is int and file.size >= 0 and _SHA256.fullmatch(file.sha256)
+        isinstance(file.path, str)
+        and all(type(size) is int and size >= 0 for size in sizes)
+        and _SHA256.fullmatch(file.sha256)
+        and (file.split is None or isinstance(file.split, str))
     ):
         raise ValueError(f"a file is described wrongly: {item!r}")
     return file

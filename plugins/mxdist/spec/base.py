@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import reprlib
+from collections.abc import Iterable, Iterator, Mapping
 from types import NoneType
 from typing import Any, Self, get_args
 
@@ -16,6 +17,8 @@ from mxdist.errors import Problem, SpecError
 
 LABEL = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
 """A name that every platform takes: lower case, digits and hyphens, at most 52 characters."""
+_REPR = reprlib.Repr()
+_REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 80, 80, 80
 
 
 class Spec(BaseModel):
@@ -31,12 +34,16 @@ class Spec(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _blank_is_none(cls, document: Any) -> Any:
-        """Read an optional field left blank in a form, or ``None`` as Jinja renders it, as not given."""
+    def _as_written(cls, document: Any) -> Any:
+        """Read what a form, Jinja or YAML makes of a value.
+
+        An optional field left blank, or ``None`` as Jinja renders it, is not given. ``true`` is no number, although
+        Python takes it for 1: as the word that it is, it is refused where a number belongs.
+        """
         if not isinstance(document, Mapping):
             return document
-        optional = {name for name, field in cls.model_fields.items() if NoneType in get_args(field.annotation)}
-        return {key: None if key in optional and value in ("", "None") else value for key, value in document.items()}
+        kinds = {name: set(_leaves(field.annotation)) for name, field in cls.model_fields.items()}
+        return {key: _value(value, kinds.get(key, set())) for key, value in document.items()}
 
     @classmethod
     def parse(cls, document: object) -> Self:
@@ -70,6 +77,25 @@ def digest_of(document: object) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _value(value: Any, kinds: set[Any]) -> Any:
+    """Return what a field of these kinds is given: see ``Spec._as_written``."""
+    if NoneType in kinds and value in ("", "None"):
+        return None
+    if not kinds & {int, float} or bool in kinds:
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_value(one, kinds) for one in value]
+    return str(value).lower() if isinstance(value, bool) else value
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    inner = get_args(annotation)
+    for part in inner:
+        yield from _leaves(part)
+    if not inner:
+        yield annotation
+
+
 def _problem(cls: type[BaseModel], detail: ErrorDetails) -> Problem:
     path = ".".join(str(part) for part in detail["loc"])
     message = detail["msg"].removeprefix("Value error, ")
@@ -83,7 +109,7 @@ def _problem(cls: type[BaseModel], detail: ErrorDetails) -> Problem:
 
 
 def _short(value: object) -> str:
-    text = repr(value)
+    text = _REPR.repr(value)  # bounded, also of a few lines of YAML that name each other many times
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

@@ -13,9 +13,9 @@ import yaml
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import BaseOperator
 
+from mxdist.cli.commands import _parser
 from mxdist.cli.follow import exit_code
 from mxdist.cli.jobfile import read_job
-from mxdist.cli.main import _parser
 from mxdist.errors import MxdistError, PreflightError, SpecError
 from mxdist.hooks.cluster import AwsExtras, ClusterSettings
 from mxdist.hooks.mlflow import MlflowExtras

@@ -226,6 +226,10 @@ def test_schema_is_a_json_schema(shell: Shell) -> None:
         (["run", "nothing.yaml"], 2, "nothing.yaml has 1 problem"),
         (["run", "job.yaml", "--set", "epoch=2"], 2, "did you mean 'epochs'"),
         (["submit", "job.yaml", "--key", "../x"], 2, "The job key"),
+        (["submit", "job.yaml", "--key", ""], 2, "The job key"),
+        (["plan", "job.yaml", "--key", "../x"], 2, "The job key"),
+        (["plan", "job.yaml", "--set", "script.path=none.py"], 2, "script.path: there is no file"),
+        (["plan", "recipe.yaml"], 2, "model.recipe: there is no file"),
         (["status", "nobody"], 4, "there is no job 'nobody'"),
         (["status", "--runs", "ftp://x"], 2, "must be s3://bucket/prefix"),
         (["fly"], 2, "invalid choice"),
@@ -234,6 +238,9 @@ def test_schema_is_a_json_schema(shell: Shell) -> None:
 )
 def test_mistakes_are_told_without_a_traceback(shell: Shell, arguments: list[str], code: int, told: str) -> None:
     shell.write("pass")
+    dataset = {"manifest_uri": "s3://d/m/manifests/1.json", "version": "0" * 64}
+    recipe = {"name": "x", "model": {"recipe": "none.py"}, "dataset": dataset}
+    (shell.folder / "recipe.yaml").write_text(json.dumps(recipe))
     found, _, err = shell.run(*arguments)
 
     assert found == code
@@ -242,7 +249,25 @@ def test_mistakes_are_told_without_a_traceback(shell: Shell, arguments: list[str
 
 
 def test_command_line_needs_no_mlflow_and_no_airflow() -> None:
-    check = "import sys, mxdist.cli; sys.exit(bool({'mlflow', 'airflow', 'mxnet', 'boto3', 'yaml'} & set(sys.modules)))"
+    loaded = "{'mlflow', 'airflow', 'mxnet', 'boto3', 'yaml'} & set(sys.modules)"
+    check = f"import sys, mxdist.cli.commands; sys.exit(bool({loaded}))"
     environment = {**os.environ, "PYTHONPATH": str(Path(mxdist.__file__).parents[1])}
 
     assert subprocess.run([sys.executable, "-c", check], env=environment, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("module", ["argparse", "pydantic", "yaml"])
+def test_control_c_while_modules_are_loaded(shell: Shell, tmp_path: Path, module: str) -> None:
+    """A module that is loaded early, late or for one command presses Ctrl-C in the middle of its import."""
+    shell.write("pass")
+    early = tmp_path / "early"
+    early.mkdir()
+    (early / f"{module}.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\n")
+    plugins = str(Path(mxdist.__file__).parents[1])
+    for start in (["-m", "mxdist.cli"], ["-c", "import sys; from mxdist.cli import main; sys.exit(main())"]):
+        done = subprocess.run(
+            [sys.executable, *start, "plan", "job.yaml"], env={**os.environ, "PYTHONPATH": f"{early}:{plugins}"},
+            cwd=tmp_path, capture_output=True, text=True, check=False,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )  # fmt: skip
+        assert (done.returncode, done.stdout, done.stderr) == (130, "", "mxdist: interrupted\n")

@@ -95,3 +95,38 @@ def test_a_file_that_says_two_things_or_too_many_is_refused(tmp_path: Path, text
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(SpecError, match=told):
         read_job(tmp_path / "job.yaml")
+
+
+BOMB = "name: &a [x, x]\n" + "\n".join(f"k{n}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]" for n in range(24))
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (b"", "is empty; a job needs a name"),
+        (b"# nothing yet\n---\n", "is empty; a job needs a name"),
+        (b"name: x\nscript:\n\tpath: train.py\n", "indent with spaces, not with tabs"),
+        (b"just words", "must be a mapping, not str"),
+        (b"name: x\n---\nname: y\n", "neither JSON nor YAML"),
+        (b"# " + b"x" * (4 << 20), "is larger than 4 MiB"),
+        (BOMB.encode(), "name: input should be a valid string"),
+        (b"name: x\nkind: [training]\n", "kind: must be training or evaluation"),
+        (b"1: 2\nnull: 3\nname: x\n", "unknown key|should be strings"),
+    ],
+    ids=["empty", "comment", "tabs", "words", "two", "large", "bomb", "kind", "keys"],
+)
+def test_odd_files_are_told_in_one_message(tmp_path: Path, data: bytes, told: str) -> None:
+    (tmp_path / "job.yaml").write_bytes(data)
+    with pytest.raises(SpecError, match=told) as caught:
+        read_job(tmp_path / "job.yaml")
+    assert len(str(caught.value)) < 10_000
+
+
+def test_a_folder_is_no_job_file(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="cannot be read: Is a directory"):
+        read_job(tmp_path)
+
+
+def test_a_file_of_another_system_is_read(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_bytes(b"\xef\xbb\xbfname: x\r\nscript:\r\n  path: train.py\r\n")
+    assert read_job(tmp_path / "job.yaml").name == "x"
