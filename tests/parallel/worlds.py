@@ -187,6 +187,8 @@ class Jobs:
             "MXDIST_INCARNATION": str(world),
         }
         job = attempt.claim.parsed()
+        if job.parallelism.across_processes:
+            variables["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
         return start(folder, command, size or job.parallelism.world_size, {**variables, **(environment or {})})
 
     def train(self, key: str, *, mutation: str = "", **fields: Any) -> dict[str, np.ndarray]:

@@ -246,6 +246,7 @@ def _horovod(job: TrainingJob | EvaluationJob, rank: int) -> dict[str, str]:
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(_GLOO_TIMEOUT_S, math.ceil(limits.start_timeout_s))),
         "HOROVOD_FUSION_THRESHOLD": str(job.parallelism.fusion_threshold_mb * 1024 * 1024),
         "HOROVOD_CYCLE_TIME": f"{job.parallelism.cycle_time_ms:g}",
+        **({"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if job.parallelism.across_processes else {}),
         **_stall_check(limits),
     }
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from mxdist.barriers import reach
 from mxdist.errors import CheckpointError, NonFiniteError, StoreError
-from mxdist.runtime import export, finetune, network, setup
+from mxdist.runtime import export, finetune, network, setup, verify
 from mxdist.runtime.batches import Feed, order
 from mxdist.runtime.checkpoint import Checkpoints, Saved
 from mxdist.runtime.evaluate import score
@@ -50,6 +50,8 @@ class Outcome:
 def train(job: TrainingJob, worker: Worker) -> Outcome:
     """Train ``job`` on this rank, together with all others."""
     group = join(worker.world_size)
+    if job.verify_layout:
+        verify.check(job, worker, group)
     trainer = Trainer(job, worker, group)
     outcome = trainer.run()
     group.close()
@@ -207,7 +209,7 @@ class Trainer:
         at, done = self.at, self.at.epoch + 1
         self._layout.gather()
         self._group.check_equal(network.arrays(self.setup.net), where=f"after epoch {done}")
-        metrics = {"train_loss": at.loss_sum / at.offset, **self._validate()}
+        metrics = {"train_loss": at.loss_sum / at.offset, **self._validate(), **self._layout.figures()}
         at.metrics |= metrics
         at.epoch, at.offset, at.loss_sum = done, 0, 0.0
         self._worker.log_metrics(metrics, step=at.step, epoch=done)

@@ -15,12 +15,16 @@ from mxdist.errors import DataError
 from mxdist.runtime import finetune, network, normalisation
 from mxdist.runtime.batches import Examples, steps_of
 from mxdist.runtime.parallel.base import Group
+from mxdist.runtime.parallel.pipeline import stage_update
+from mxdist.runtime.parallel.stages import Stages
+from mxdist.runtime.parallel.stages import build as build_stages
 from mxdist.runtime.recipe import Recipe
 from mxdist.runtime.update import Update
 from mxdist.runtime.worker import Worker
 from mxdist.spec import Dataset, TrainingJob
 
 _FEW = 2
+_MEASURED_ROWS = 32
 _HINT = "Set dataset.labels, or model.params.classes."
 
 
@@ -31,6 +35,7 @@ class Setup:
     :param forward: from stored inputs to outputs.
     :param graph: the sum of the loss, hybridized: what training runs.
     :param labels: the label of each class; None if outputs are no classes.
+    :param stages: of a network that is cut; None for one that is not.
     :param outputs: the width of the output.
     :param frozen: names of parameters that do not change.
     :param random: the network draws random numbers.
@@ -44,6 +49,7 @@ class Setup:
     loss: mx.gluon.HybridBlock
     graph: network.LossSum
     update: Update
+    stages: Stages | None
     labels: tuple[int, ...] | None
     outputs: int
     frozen: tuple[str, ...]
@@ -69,7 +75,7 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
     recipe.learn_classes(_classes(train, job.dataset.labels))
     network.reseed(job.seed, 0, 0)
     net = recipe.network()
-    device = worker.devices[0]
+    device = mx.cpu() if job.parallelism.staged else worker.devices[0]
     network.prepare(net, dtype=job.dtype, device=device)
     forward = network.Forward(recipe, net, dtype=job.dtype, stored=train.x.dtype.name, shape=train.x.shape[1:])
     loss = recipe.loss()
@@ -78,8 +84,11 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
     normalisation.settle(net, job.parallelism, group)
     if recipe.classifies:
         _check_labels(train, validation, outputs)
+    stages = _cut(job, forward, loss, train, worker, group) if job.parallelism.staged else None
+    forward = stages.forward if stages else forward
     graph = network.LossSum(forward, loss)
-    graph.hybridize(static_alloc=True, static_shape=True)
+    if stages is None:
+        graph.hybridize(static_alloc=True, static_shape=True)
     steps = job.epochs * steps_of(len(train), job.batch_size)
     return Setup(
         recipe=recipe,
@@ -89,13 +98,39 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
         forward=forward,
         loss=loss,
         graph=graph,
-        update=Update(job.optimizer, network.trainable(net), steps),
+        update=_update(job, net, stages, steps, group),
+        stages=stages,
         labels=(job.dataset.labels or tuple(range(outputs))) if recipe.classifies else None,
         outputs=outputs,
         frozen=frozen,
         random=bool(network.random_ops(forward(mx.sym.var("data")))),
         steps=steps,
     )
+
+
+def _cut(
+    job: TrainingJob,
+    forward: network.Forward,
+    loss: mx.gluon.HybridBlock,
+    train: Examples,
+    worker: Worker,
+    group: Group,
+) -> Stages:
+    """Cut the network; the stages of other ranks stay in host memory."""
+    layout = job.parallelism
+    rows = min(max(job.batch_size // (layout.replicas * layout.micro_batches), 1), len(train), _MEASURED_ROWS)
+    devices = worker.devices
+    if layout.across_processes:
+        own = group.rank % layout.stage_count
+        devices = [worker.devices[0] if stage == own else mx.cpu() for stage in range(layout.stage_count)]
+    x = mx.nd.array(train.x[:rows], dtype=train.x.dtype)
+    return build_stages(layout, forward, loss, x, group=group, devices=devices)
+
+
+def _update(job: TrainingJob, net: mx.gluon.HybridBlock, stages: Stages | None, steps: int, group: Group) -> Update:
+    if stages is not None and job.parallelism.across_processes:
+        return stage_update(stages, group.rank % len(stages), job.optimizer, steps)
+    return Update(job.optimizer, network.trainable(net), steps)
 
 
 def fetch_dataset(dataset: Dataset, job: Any, worker: Worker) -> Path:

@@ -21,7 +21,7 @@ class Strategy(StrEnum):
     HYBRID = "hybrid"
 
 
-AVAILABLE = (Strategy.ALLREDUCE, Strategy.DEVICES, Strategy.HYBRID)
+AVAILABLE = (Strategy.ALLREDUCE, Strategy.DEVICES, Strategy.MODEL, Strategy.PIPELINE, Strategy.HYBRID)
 """Strategies that run today; the others are named so that job files can say what they mean."""
 
 
@@ -65,7 +65,7 @@ class Inside(StrEnum):
     PIPELINE = "pipeline"
 
 
-AVAILABLE_INSIDE = (Inside.DEVICES,)
+AVAILABLE_INSIDE = (Inside.DEVICES, Inside.MODEL, Inside.PIPELINE)
 """What a hybrid can do inside today."""
 
 
@@ -160,6 +160,11 @@ class Parallelism(Spec):
     def stage_count(self) -> int:
         """Stages of the model; 1 when it is not cut."""
         return len(self.cuts) + 1 if self.cuts else self.stages or 1
+
+    @property
+    def staged(self) -> bool:
+        """Whether the network is cut into stages."""
+        return self.strategy in (Strategy.MODEL, Strategy.PIPELINE) or self.inside in (Inside.MODEL, Inside.PIPELINE)
 
     @property
     def across_processes(self) -> bool:

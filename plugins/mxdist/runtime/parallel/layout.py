@@ -47,6 +47,11 @@ class Layout(ABC):
         """How many shares a global batch has."""
         return self.group.size
 
+    @property
+    def names(self) -> list[str]:
+        """All trained parameters, in the order in which ``squares`` has them; the same on every rank."""
+        return self.updater.names
+
     @abstractmethod
     def backward(self, batch: Batch) -> mx.nd.NDArray | None:
         """Leave in ``updater.gradients`` this rank's part of the gradient of the global batch's mean loss.
@@ -85,6 +90,14 @@ class Layout(ABC):
         ways = "Look at the data of that step, or use a lower learning rate, warm-up steps or clip_norm."
         return ways if self.half is None else f"{HalfSum.HINT} {ways}"
 
+    def figures(self) -> dict[str, float]:
+        """Return what this layout measured of itself since the last call, over all ranks; every rank must ask."""
+        return {}
+
+    def close(self) -> None:
+        """Give back what this layout holds of the world; another layout may follow in the same world."""
+        return
+
     def weight(self, total: int, device: mx.Context) -> mx.nd.NDArray:
         """Return the derivative of the mean loss of ``total`` rows with respect to the sum of some of their losses."""
         key = (total, device)
@@ -120,6 +133,10 @@ class Whole(Layout):
                 gradient[:] = 0
         losses = [self._part(batch, rows) for rows in divide(batch.rows, self._parts)]
         return mx.nd.add_n(*losses) if len(losses) > 1 else next(iter(losses), None)
+
+    def gather(self) -> None:
+        """Make running statistics equal again, where ranks took their own."""
+        self._graph.agree(self.group)
 
     def _part(self, batch: Batch, rows: slice) -> mx.nd.NDArray:
         x, y = take(batch, rows)

@@ -6,6 +6,8 @@ from mxdist.runtime.parallel.base import Group
 from mxdist.runtime.parallel.devices import Devices
 from mxdist.runtime.parallel.half import HalfSum
 from mxdist.runtime.parallel.layout import Layout, Whole
+from mxdist.runtime.parallel.links import Sets
+from mxdist.runtime.parallel.pipeline import DeviceStages, RankStages, StageUpdate
 from mxdist.runtime.setup import Setup
 from mxdist.runtime.worker import Worker
 from mxdist.spec import TrainingJob
@@ -24,4 +26,9 @@ def _layout(job: TrainingJob, setup: Setup, group: Group, worker: Worker) -> Lay
     wanted = job.parallelism
     if wanted.strategy is Strategy.DEVICES or wanted.inside is Inside.DEVICES:
         return Devices(setup.graph, setup.net, setup.update, group, worker.devices)
+    if setup.stages is not None and isinstance(setup.update, StageUpdate):
+        sets = Sets(group.rank, wanted.replicas, wanted.stage_count)
+        return RankStages(setup.stages, setup.update, group, sets, wanted)
+    if setup.stages is not None:
+        return DeviceStages(setup.stages, setup.update, group, wanted)
     return Whole(setup.graph, setup.update, group, worker.devices[0], wanted.accumulate)

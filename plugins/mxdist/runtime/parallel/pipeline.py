@@ -1,0 +1,247 @@
+"""Layouts whose network is cut into stages: on the devices of one rank, or one stage a rank.
+
+Model parallelism is a pipeline of one micro-batch. Gradients of all micro-batches are added up before the one update,
+so nothing is ever computed with old weights. Around each replica of the stages, rows are shared as ever: ranks that
+hold the same stage sum its gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+from mxdist.errors import CheckpointError
+from mxdist.runtime.batches import Batch
+from mxdist.runtime.parallel.base import Group
+from mxdist.runtime.parallel.layout import Layout
+from mxdist.runtime.parallel.links import Broken, Mailbox, Pairwise, Sets, mailboxes
+from mxdist.runtime.parallel.runner import Runner, Timeline
+from mxdist.runtime.parallel.stages import Stage, Stages
+from mxdist.runtime.update import Update, named_state, square_sums
+from mxdist.spec import Optimizer, Parallelism
+
+
+class DeviceStages(Layout):
+    """All stages on devices of this rank, each worked on by a thread of its own."""
+
+    def __init__(self, stages: Stages, updater: Update, group: Group, parallelism: Parallelism) -> None:
+        super().__init__(updater, group)
+        self._links = mailboxes([stage.device for stage in stages.stages])
+        self.runners = [
+            Runner(stage, link, parallelism.schedule, parallelism.micro_batches, self.weight)
+            for stage, link in zip(stages.stages, self._links, strict=True)
+        ]
+        self._threads = ThreadPoolExecutor(len(stages), thread_name_prefix="mxdist-stage")
+
+    def backward(self, batch: Batch) -> mx.nd.NDArray | None:
+        """Let every stage work through the micro-batches; waits until all have."""
+        for gradient in self.updater.gradients:
+            gradient[:] = 0
+        if not batch.rows:
+            return None
+        running = [
+            self._threads.submit(_run, runner, link, batch)
+            for runner, link in zip(self.runners, self._links, strict=True)
+        ]
+        errors = [error for future in running if (error := future.exception()) is not None]
+        if errors:
+            raise next((error for error in errors if not isinstance(error, Broken)), errors[0])
+        loss: mx.nd.NDArray = running[-1].result()
+        return loss
+
+    def figures(self) -> dict[str, float]:
+        """Return the bubble and the peaks of all ranks, in ranks' order."""
+        return _figures(self.group, {runner.stage.index: runner.timeline for runner in self.runners}, len(self.runners))
+
+
+def _run(runner: Runner, link: Mailbox, batch: Batch) -> mx.nd.NDArray:
+    try:
+        return runner.run(batch)
+    except BaseException:
+        link.give_up()
+        raise
+
+
+class RankStages(Layout):
+    """One stage on this rank.
+
+    The other stages' weights and optimizer state lie in host memory, and are as old as the last ``gather``: so that
+    rank 0 can save and export the whole model, and every rank can validate it. A stage that does not fit into one
+    device's memory beside others does so; a model must fit into each host's memory.
+    """
+
+    def __init__(
+        self, stages: Stages, updater: StageUpdate, group: Group, sets: Sets, parallelism: Parallelism
+    ) -> None:
+        super().__init__(updater, group)
+        self._whole, self._stages, self._sets = updater, stages, sets
+        own = stages.stages[sets.stage]
+        link = Pairwise(sets, stages, own.device)
+        self.runner = Runner(own, link, parallelism.schedule, parallelism.micro_batches, self.weight)
+        self._dtype = stages.dtype
+        places = [[updater.every.index(name) for name in updater.names]]
+        self._places = mx.nd.array(places, ctx=own.device) if updater.names else None
+        updater.meet = self._squares_of_all
+
+    @property
+    def data_rank(self) -> int:
+        """All stages of a replica read the same rows."""
+        return self._sets.replica
+
+    @property
+    def data_size(self) -> int:
+        """One share for each replica."""
+        return self.group.size // self._sets.stages
+
+    @property
+    def names(self) -> list[str]:
+        """All trained parameters, of whichever stage."""
+        return self._whole.every
+
+    def backward(self, batch: Batch) -> mx.nd.NDArray | None:
+        """Work through the micro-batches; waits until this stage has."""
+        for gradient in self.updater.gradients:
+            gradient[:] = 0
+        return self.runner.run(batch) if batch.rows else None
+
+    def reduce(self) -> None:
+        """Sum the gradients over the ranks that hold this stage."""
+        if self._sets.of_stage is not None and self.updater.gradients:
+            hvd, name = self._sets.hvd, f"mxdist.gradients.{self._sets.stage}"
+            hvd.grouped_allreduce_(list(self.updater.gradients), op=hvd.Sum, name=name, process_set=self._sets.of_stage)
+
+    def squares(self) -> mx.nd.NDArray:
+        """Return the sums of squares of this stage's parameters, and zeros for the others."""
+        device, count = self.runner.stage.device, len(self.names)
+        if self._places is None:
+            return mx.nd.zeros((count,), ctx=device, dtype=self._dtype)
+        return mx.nd.scatter_nd(square_sums(self.updater.gradients), self._places, (count,))
+
+    def weight(self, total: int, device: mx.Context) -> mx.nd.NDArray:
+        """Return the weight of a row's loss, also on a stage that trains nothing."""
+        key = (total, device)
+        if key not in self._weights:
+            self._weights[key] = mx.nd.full((1,), 1 / total, ctx=device, dtype=self._dtype)
+        return self._weights[key]
+
+    def gather(self) -> None:
+        """Take every stage's weights and optimizer state from the rank of this replica that holds it."""
+        if self._sets.of_replica is None:
+            return
+        state = self._whole.state_arrays()
+        for stage in self._stages.stages:
+            arrays = {name: parameter.data() for name, parameter in stage.parameters.items()}
+            arrays |= {key: array for key, array in state.items() if key.rpartition("/")[0] in stage.parameters}
+            self._take(arrays, self._sets.rank_of(stage.index))
+
+    def figures(self) -> dict[str, float]:
+        """Return the bubble and the peaks of all ranks."""
+        return _figures(self.group, {self._sets.stage: self.runner.timeline}, self._sets.stages)
+
+    def _take(self, arrays: Mapping[str, mx.nd.NDArray], owner: int) -> None:
+        host = {name: array if _in_host(array) else array.copyto(mx.cpu()) for name, array in arrays.items()}
+        for name in sorted(host):
+            self._sets.hvd.broadcast_(
+                host[name], root_rank=owner, name=f"mxdist.gather.{name}", process_set=self._sets.of_replica
+            )
+        for name, array in arrays.items():
+            host[name].wait_to_read()
+            if host[name] is not array and owner != self.group.rank:
+                array[:] = host[name]
+
+    def _squares_of_all(self, squares: mx.nd.NDArray) -> mx.nd.NDArray:
+        if self._sets.of_replica is None:
+            return squares
+        hvd, device = self._sets.hvd, squares.context
+        own = squares.reshape((1,)).astype(self._dtype).as_in_context(mx.cpu())
+        summed = hvd.allreduce(own, op=hvd.Sum, name="mxdist.norm", process_set=self._sets.of_replica)
+        return summed.as_in_context(device)
+
+
+class StageUpdate(Update):
+    """The optimizer of one stage, with room for the state of the others.
+
+    :param own: what is trained here, by name.
+    :param every: the names of all trained parameters, of whichever stage, in the order of the layers.
+    :param others: the weights that other ranks train.
+    """
+
+    def __init__(
+        self,
+        spec: Optimizer,
+        own: Mapping[str, mx.gluon.Parameter],
+        total: int,
+        *,
+        every: list[str],
+        others: Mapping[str, mx.nd.NDArray],
+    ) -> None:
+        super().__init__(spec, own, total)
+        self.every = every
+        self._others = list(others)
+        self._updates = 0
+        first = len(self.names)
+        self._foreign = [self._optimizer.create_state(first + i, weight) for i, weight in enumerate(others.values())]
+
+    def apply(self, update: int) -> float:
+        """Make optimizer step ``update``: the other ranks make theirs."""
+        self._updates += 1
+        return super().apply(update)
+
+    def state_arrays(self) -> dict[str, mx.nd.NDArray]:
+        """Return the optimizer's arrays of all stages; those of others are as old as the last ``gather``."""
+        return super().state_arrays() | named_state(self._others, self._foreign)
+
+    def counts(self) -> dict[str, int]:
+        """Return how often each parameter of the network was updated: all as often."""
+        return {name: self._updates for name in self.every}
+
+    def set_counts(self, counts: Mapping[str, int]) -> None:
+        """Go on from these update counts.
+
+        :raises CheckpointError: they belong to other parameters.
+        """
+        if set(counts) != set(self.every):
+            different = ", ".join(sorted(set(counts) ^ set(self.every))[:5])
+            raise CheckpointError(f"the checkpoint trained other parameters than this job does: {different}")
+        super().set_counts({name: counts[name] for name in self.names})
+        self._updates = max(counts.values(), default=0)
+
+
+def stage_update(stages: Stages, own: int, spec: Optimizer, total: int) -> StageUpdate:
+    """Return the optimizer of stage ``own``; the other stages' parameters lose their gradients here."""
+    every = [name for stage in stages.stages for name in stage.trained]
+    others: dict[str, mx.nd.NDArray] = {}
+    for stage in stages.stages:
+        if stage.index != own:
+            others |= {name: parameter.data() for name, parameter in stage.trained.items()}
+    trained = stages.stages[own].trained
+    for stage in stages.stages:
+        if stage.index != own:
+            _drop_gradients(stage)
+    return StageUpdate(spec, trained, total, every=every, others=others)
+
+
+def _drop_gradients(stage: Stage) -> None:
+    for parameter in stage.parameters.values():
+        parameter.grad_req = "null"
+
+
+def _in_host(array: mx.nd.NDArray) -> bool:
+    return str(array.context.device_type) == "cpu"
+
+
+def _figures(group: Group, timelines: Mapping[int, Timeline], stages: int) -> dict[str, float]:
+    """Return what stages measured since the last call: the idle share over all, the peak of each over its replicas."""
+    row = np.zeros((stages, 3))
+    for index, timeline in timelines.items():
+        row[index] = (timeline.busy, timeline.whole, timeline.peak)
+        timeline.reset()
+    table = group.gather(row.ravel().tolist()).reshape(group.size, stages, 3)
+    busy, whole = float(table[:, :, 0].sum()), float(table[:, :, 1].sum())
+    found: dict[str, Any] = {"pipeline_bubble": 1 - busy / whole if whole else 0.0}
+    peaks = table[:, :, 2].max(axis=0)
+    return found | {f"pipeline_peak_activations_{stage}": float(peak) for stage, peak in enumerate(peaks)}
