@@ -86,7 +86,7 @@ def test_resume_with_dropout_is_exact(small: Jobs, tmp_path: Path) -> None:
         "model": {"recipe": str(tmp_path / "dropout.py")},
         "dtype": "float32",
         "checkpoints": {"every_steps": 3, "keep": 100},
-        "parallelism": {"world_size": 2},
+        "parallelism": {"world_size": 2, "lossy": ["dropout"]},
     }
     first = train(small, "dropout", **fields)
     forget_after(first, 6)

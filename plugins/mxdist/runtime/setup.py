@@ -11,7 +11,7 @@ import numpy as np
 
 from mxdist.data.arrays import no_classes, not_finite, refuse
 from mxdist.data.fetch import fetch
-from mxdist.errors import DataError
+from mxdist.errors import DataError, Problem, SpecError
 from mxdist.runtime import finetune, network, normalisation
 from mxdist.runtime.batches import Examples, steps_of
 from mxdist.runtime.parallel.base import Group
@@ -22,6 +22,7 @@ from mxdist.runtime.recipe import Recipe
 from mxdist.runtime.update import Update
 from mxdist.runtime.worker import Worker
 from mxdist.spec import Dataset, TrainingJob
+from mxdist.spec.parallelism import Lossy, Parallelism
 
 _FEW = 2
 _MEASURED_ROWS = 32
@@ -89,6 +90,8 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
     graph = network.LossSum(forward, loss)
     if stages is None:
         graph.hybridize(static_alloc=True, static_shape=True)
+    random = network.random_ops(forward(mx.sym.var("data")))
+    _check_random(random, job.parallelism)
     steps = job.epochs * steps_of(len(train), job.batch_size)
     return Setup(
         recipe=recipe,
@@ -103,7 +106,7 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
         labels=(job.dataset.labels or tuple(range(outputs))) if recipe.classifies else None,
         outputs=outputs,
         frozen=frozen,
-        random=bool(network.random_ops(forward(mx.sym.var("data")))),
+        random=bool(random),
         steps=steps,
     )
 
@@ -174,6 +177,20 @@ def _dry_run(
     y = mx.nd.array(train.y[:_FEW], ctx=device, dtype=dtype)
     network.check_loss(forward, loss, x, y)
     return int(np.prod(forward(x).shape[1:]))
+
+
+def _check_random(operators: list[str], parallelism: Parallelism) -> None:
+    """Refuse random layers where each share draws numbers of its own, unless the job says that it may.
+
+    :raises SpecError: it does not say so.
+    """
+    if operators and parallelism.replicas > 1 and Lossy.DROPOUT not in parallelism.lossy:
+        problem = (
+            f"the network draws random numbers ({', '.join(operators)}), others for each of {parallelism.replicas} "
+            "shares, so it trains another model than one process does; add dropout to lossy if that is meant, take "
+            "these layers out, or train with one rank"
+        )
+        raise SpecError("The job", [Problem("parallelism.lossy", problem)])
 
 
 def _check_labels(train: Examples, validation: Examples | None, outputs: int) -> None:

@@ -10,7 +10,7 @@ import pytest
 from parallel.inprocess import evaluation, trainer_of, worker_of
 from parallel.worlds import images, jobs
 
-from mxdist.errors import DataError
+from mxdist.errors import DataError, SpecError
 from mxdist.runtime import evaluate, network
 from mxdist.runtime.batches import Examples
 
@@ -97,6 +97,22 @@ def test_a_preprocess_of_its_own_may_fill_gaps(tmp_path: Path) -> None:
     small = jobs(tmp_path, {"train": (x, y)})
     outcome = trainer_of(small, "gaps", model=own(tmp_path, text), epochs=1, batch_size=3).run()
     assert np.isfinite(outcome.result["metrics"]["train_loss"])
+
+
+@pytest.mark.parametrize("rate", [0.5, 0])
+@pytest.mark.parametrize("parallelism", [{}, {"world_size": 2}, {"world_size": 2, "lossy": ["dropout"]}])
+def test_dropout_on_several_ranks_must_be_meant(tmp_path: Path, rate: float, parallelism: dict[str, Any]) -> None:
+    (tmp_path / "own.py").write_text(
+        "from mxnet.gluon import nn\ndef network(params):\n    net = nn.HybridSequential()\n"
+        f"    net.add(nn.Dense(4), nn.Dropout({rate}), nn.Dense(3))\n    return net\n"
+    )
+    small = jobs(tmp_path, {"train": images(20, classes=3)})
+    fields = {"model": {"recipe": str(tmp_path / "own.py")}, "parallelism": parallelism}
+    if rate and parallelism == {"world_size": 2}:
+        with pytest.raises(SpecError, match="parallelism.lossy: the network draws random numbers .*Dropout"):
+            trainer_of(small, "drop", **fields)
+    else:
+        assert trainer_of(small, "drop", **fields).setup.random is bool(rate)
 
 
 def test_examples_say_which_split_is_empty() -> None:
