@@ -14,7 +14,7 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from mxdist.runtime import batches, loop, network, rank, step, update
+from mxdist.runtime import batches, loop, network, normalisation, rank, step, update
 from mxdist.runtime.parallel import AllReduce, Group, layout
 
 RANK = int(os.environ["HOROVOD_RANK"])
@@ -97,6 +97,11 @@ def patient() -> None:
     loop.Trainer._save = save_and_wait
 
 
+def local_statistics() -> None:
+    """Take the statistics of BatchNorm from each rank's own rows, whatever the job says."""
+    normalisation.synchronise = lambda net, group: None
+
+
 def unchecked() -> None:
     """Believe that all ranks hold the same parameters."""
     Group.check_equal = lambda self, arrays, where: ""
@@ -114,6 +119,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         seeds_differ,
         drift,
         patient,
+        local_statistics,
         unchecked,
     )
 }

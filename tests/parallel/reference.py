@@ -36,17 +36,139 @@ class Net(gluon.HybridBlock):
         return self.output(self.features(x))
 
 
-def initial_weights(shape: tuple[int, ...], classes: int) -> dict[str, np.ndarray]:
+class NormNet(Net):
+    """The same with BatchNorm after each convolution."""
+
+    def __init__(self, classes: int, frozen: bool) -> None:
+        super().__init__(classes)
+        with self.name_scope():
+            self.features = nn.HybridSequential()
+            for channels in (4, 8):
+                self.features.add(
+                    nn.Conv2D(channels, 5),
+                    nn.BatchNorm(use_global_stats=frozen),
+                    nn.Activation("relu"),
+                    nn.MaxPool2D(2),
+                )
+            self.features.add(nn.Dense(16, activation="relu"))
+
+
+class Mlp(Net):
+    """Two hidden layers."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__(classes)
+        with self.name_scope():
+            self.features = nn.HybridSequential()
+            self.features.add(nn.Dense(16, activation="relu"), nn.Dense(16, activation="relu"))
+
+
+class Encoder(gluon.Block):
+    """A BERT of 2 layers, 8 units, 2 heads, written as its formulas; token 0 is padding."""
+
+    def __init__(self, classes: int, layers: int = 2, units: int = 8, heads: int = 2, hidden: int = 12) -> None:
+        super().__init__()
+        self.layers, self.heads, self.width = layers, heads, units // heads
+        square, wide = (units, units), (hidden, units)
+        shapes = {
+            "embeddings.word_embeddings.weight": (20, units),
+            "embeddings.position_embeddings.weight": (9, units),
+            "embeddings.token_type_embeddings.weight": (2, units),
+        }
+        shapes |= self.norm("embeddings", units)
+        for layer in range(layers):
+            name = f"encoder.layer.{layer}"
+            for part in ("query", "key", "value"):
+                shapes |= self.linear(f"{name}.attention.self.{part}", square)
+            shapes |= self.linear(f"{name}.attention.output.dense", square)
+            shapes |= self.norm(f"{name}.attention.output", units)
+            shapes |= self.linear(f"{name}.intermediate.dense", wide)
+            shapes |= self.linear(f"{name}.output.dense", (units, hidden))
+            shapes |= self.norm(f"{name}.output", units)
+        shapes |= self.linear("pooler.dense", square) | self.linear("classifier", (classes, units))
+        self.table = {name: self.params.get(name.replace(".", "_"), shape=shape) for name, shape in shapes.items()}
+
+    @staticmethod
+    def linear(name, shape):
+        """Return the shapes of a matrix and its bias."""
+        return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+    @staticmethod
+    def norm(name, units):
+        """Return the shapes of a normalisation."""
+        return {f"{name}.LayerNorm.weight": (units,), f"{name}.LayerNorm.bias": (units,)}
+
+    def _collect_params_with_prefix(self, prefix=""):
+        return self.table
+
+    def forward(self, tokens):
+        """Return the scores."""
+        p = {name: parameter.data() for name, parameter in self.table.items()}
+
+        def linear(name, x):
+            return mx.nd.dot(x, p[f"{name}.weight"].T) + p[f"{name}.bias"]
+
+        def norm(name, x):
+            centred = x - x.mean(axis=-1, keepdims=True)
+            scale = ((centred**2).mean(axis=-1, keepdims=True) + 1e-12).sqrt()
+            return centred / scale * p[f"{name}.LayerNorm.weight"] + p[f"{name}.LayerNorm.bias"]
+
+        rows = []
+        for sequence in tokens:  # one at a time: padding is cut off instead of masked
+            ids = sequence.asnumpy().astype(int)
+            seen = int((ids != 0).sum())
+            words = p["embeddings.word_embeddings.weight"][mx.nd.array(ids[:seen], dtype="int32")]
+            x = words + p["embeddings.position_embeddings.weight"][:seen]
+            x = norm("embeddings", x + p["embeddings.token_type_embeddings.weight"][0:1])
+            for layer in range(self.layers):
+                name = f"encoder.layer.{layer}"
+                q, k, v = (linear(f"{name}.attention.self.{part}", x) for part in ("query", "key", "value"))
+                found = []
+                for head in range(self.heads):
+                    begin, end = head * self.width, (head + 1) * self.width
+                    qh, kh, vh = (mx.nd.slice_axis(each, axis=1, begin=begin, end=end) for each in (q, k, v))
+                    found.append(mx.nd.dot(mx.nd.softmax(mx.nd.dot(qh, kh.T) / math.sqrt(self.width)), vh))
+                attended = linear(f"{name}.attention.output.dense", mx.nd.concat(*found, dim=1))
+                x = norm(f"{name}.attention.output", x + attended)
+                inner = linear(f"{name}.intermediate.dense", x)
+                inner = inner * 0.5 * (1 + mx.nd.erf(inner / math.sqrt(2)))
+                x = norm(f"{name}.output", x + linear(f"{name}.output.dense", inner))
+            rows.append(linear("classifier", mx.nd.tanh(linear("pooler.dense", x[0:1]))))
+        return mx.nd.concat(*rows, dim=0)
+
+
+def build(case: dict, classes: int) -> gluon.Block:
+    """Return the network of a case."""
+    kind = case.get("network", "lenet")
+    if kind == "resnet":
+        resnet = gluon.model_zoo.vision.ResNetV1
+        block = gluon.model_zoo.vision.BasicBlockV1
+        return resnet(block, [1, 1], [4, 4, 8], classes=classes, thumbnail=True)
+    if kind == "encoder":
+        return Encoder(classes)
+    if kind == "mlp":
+        return Mlp(classes)
+    return Net(classes) if kind == "lenet" else NormNet(classes, frozen=kind == "lenet_frozen")
+
+
+def prepared(x: np.ndarray) -> mx.nd.NDArray:
+    """Return inputs as a network takes them: bytes are scaled, token ids are not."""
+    return mx.nd.array(x.astype(np.float64) / (255 if x.dtype == np.uint8 else 1), dtype="float64")
+
+
+def initial_weights(case: dict, x: np.ndarray, classes: int) -> dict[str, np.ndarray]:
     """Return weights of a size that trains well, by standard names."""
-    net = Net(classes)
+    net = build(case, classes)
     net.cast("float64")
     net.initialize()
-    net(mx.nd.zeros((1, *shape), dtype="float64"))
+    net(prepared(x[:1]))
     generator = np.random.RandomState(7)
     weights = {}
     for name, parameter in net._collect_params_with_prefix().items():
         fan_in = int(np.prod(parameter.shape[1:])) or 1
         weights[name] = generator.standard_normal(parameter.shape) / math.sqrt(fan_in)
+        if name.endswith("running_var"):
+            weights[name] = np.abs(weights[name]) + 0.5
     return weights
 
 
@@ -74,10 +196,10 @@ def clip(gradients: list, largest: float | None) -> None:
 
 def train(case: dict, x: np.ndarray, y: np.ndarray, weights: dict[str, np.ndarray]) -> tuple[dict, list[float]]:
     """Train and return the weights and the loss of each step."""
-    net = Net(int(y.max()) + 1)
+    net = build(case, int(y.max()) + 1)
     net.cast("float64")
     net.initialize()
-    net(mx.nd.zeros((1, *x.shape[1:]), dtype="float64"))
+    net(prepared(x[:1]))
     parameters = net._collect_params_with_prefix()
     for name, parameter in parameters.items():
         parameter.set_data(mx.nd.array(weights[name], dtype="float64"))
@@ -90,12 +212,15 @@ def train(case: dict, x: np.ndarray, y: np.ndarray, weights: dict[str, np.ndarra
         order = generator.permutation(len(x))
         for start in range(0, len(x), batch):
             rows, step = order[start : start + batch], step + 1
-            data = mx.nd.array(x[rows].astype(np.float64) / 255, dtype="float64")
+            data = prepared(x[rows])
             label = mx.nd.array(y[rows], dtype="float64")
             with autograd.record():
                 loss = loss_function(net(data), label).mean()
             loss.backward()
-            clip([parameter.grad() for parameter in parameters.values()], case["clip_norm"])
+            clip(
+                [parameter.grad() for parameter in parameters.values() if parameter.grad_req != "null"],
+                case["clip_norm"],
+            )
             trainer.set_learning_rate(learning_rate(case, step, total))
             trainer.step(1)
             losses.append(float(loss.asscalar()))
@@ -108,7 +233,7 @@ def main() -> None:
         case = json.load(file)
     with np.load(case["data"]) as data:
         x, y = data["x"], data["y"]
-    weights = initial_weights(x.shape[1:], int(y.max()) + 1)
+    weights = initial_weights(case, x, int(y.max()) + 1)
     np.savez(case["initial"], **weights)
     trained, losses = train(case, x, y, weights)
     np.savez(case["trained"], losses=np.array(losses), **trained)

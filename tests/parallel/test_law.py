@@ -106,11 +106,23 @@ class Law:
         return self.jobs.job(**{**document, "parallelism": parallelism, **fields})
 
 
-def make_law(root: Path, optimizer: str, rows: int) -> Law:
-    """Run the reference on ``rows`` examples."""
+def make_law(
+    root: Path,
+    optimizer: str,
+    rows: int,
+    *,
+    network: str = "lenet",
+    shape: tuple[int, ...] = (1, 16, 16),
+    data: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Law:
+    """Run the reference on ``rows`` examples.
+
+    :param network: one that the reference has.
+    :param data: instead of random images of ``shape``.
+    """
     root.mkdir()
-    x, y = images(rows, shape=(1, 16, 16))
-    case = {"seed": 3, "batch_size": 8, "epochs": 2, **CASES[optimizer]}
+    x, y = data or images(rows, shape=shape)
+    case = {"seed": 3, "batch_size": 8, "epochs": 2, "network": network, **CASES[optimizer]}
     case |= {name: str(root / f"{name}.npz") for name in ("data", "initial", "trained")}
     np.savez(case["data"], x=x, y=y)
     (root / "case.json").write_text(json.dumps(case))

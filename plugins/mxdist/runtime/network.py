@@ -13,6 +13,7 @@ from mxnet import autograd
 from mxnet.gluon.nn.basic_layers import _BatchNorm
 
 from mxdist.errors import Problem, SpecError
+from mxdist.runtime.parallel.base import Group
 from mxdist.runtime.recipe import Recipe
 from mxdist.spec import DType
 
@@ -75,6 +76,15 @@ class LossSum(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
         output.backward(mx.nd.zeros_like(output))
         for layer in self._exchanging:
             layer.has_rows = True
+
+    def agree(self, group: Group) -> None:
+        """Replace running statistics that each rank took from its own rows by their mean over all ranks."""
+        for name, layer in layers(self):
+            if getattr(layer, "drifts", False) and group.size > 1:
+                for kind in ("running_mean", "running_var"):
+                    statistics = getattr(layer, kind).data()
+                    group.sum_named_(statistics, f"mxdist.batch_norm.{name}.{kind}")
+                    statistics /= group.size
 
     @property
     def _exchanging(self) -> list[Any]:

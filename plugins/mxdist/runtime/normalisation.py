@@ -44,8 +44,10 @@ def settle(net: mx.gluon.Block, parallelism: Parallelism, group: Group) -> None:
         return
     if parallelism.batch_norm is BatchNorm.FROZEN:
         freeze(net)
-    elif parallelism.batch_norm is BatchNorm.LOCAL or _sees_whole_batch(parallelism):
+    elif _sees_whole_batch(parallelism):
         return
+    elif parallelism.batch_norm is BatchNorm.LOCAL:
+        drift(net)
     elif parallelism.batch_norm is None:
         raise SpecError("The job", [Problem("parallelism.batch_norm", _refusal(names, parallelism))])
     elif parallelism.strategy is not Strategy.ALLREDUCE:
@@ -79,6 +81,13 @@ def freeze(net: mx.gluon.Block) -> None:
     for _, layer in network.layers(net):
         if network.is_batch_norm(layer):
             layer._kwargs["use_global_stats"] = True
+
+
+def drift(net: mx.gluon.Block) -> None:
+    """Let each rank take statistics from its own rows; ``network.LossSum.agree`` makes the running ones equal again."""
+    for _, layer in network.layers(net):
+        if _local(layer):
+            layer.drifts = True
 
 
 def synchronise(net: mx.gluon.Block, group: Group) -> None:

@@ -129,7 +129,7 @@ class EncoderLayer(nn.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
     def hybrid_forward(self, F: Any, x: Any, hidden: Any = None) -> Any:
         """Return (rows, tokens, units)."""
         x = self._add(F, x, self.attention.output, lambda y: self._attend(F, y, hidden))
-        return self._add(F, x, self.output, lambda y: F.LeakyReLU(self.intermediate.dense(y), act_type="gelu"))
+        return self._add(F, x, self.output, lambda y: gelu(F, self.intermediate.dense(y)))
 
     def _attend(self, F: Any, x: Any, hidden: Any) -> Any:
         own = self.attention.self
@@ -209,7 +209,7 @@ class DecoderLayer(nn.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
     def hybrid_forward(self, F: Any, x: Any, hidden: Any) -> Any:
         """Return (rows, tokens, units)."""
         x = self._add(F, x, self.ln_1, lambda y: self._attend(F, y, hidden))
-        return self._add(F, x, self.ln_2, lambda y: self.mlp.c_proj(gelu(F, self.mlp.c_fc(y))))
+        return self._add(F, x, self.ln_2, lambda y: self.mlp.c_proj(gelu_tanh(F, self.mlp.c_fc(y))))
 
     def _attend(self, F: Any, x: Any, hidden: Any) -> Any:
         parts = F.split(self.attn.c_attn(x), num_outputs=3, axis=2)
@@ -222,6 +222,11 @@ class DecoderLayer(nn.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
 
 
 def gelu(F: Any, x: Any) -> Any:
+    """Return GELU as BERT has it: x (1 + erf(x / sqrt(2))) / 2; MXNet's own is right to 1e-7 only, also in float64."""
+    return 0.5 * x * (1 + F.erf(x / math.sqrt(2)))
+
+
+def gelu_tanh(F: Any, x: Any) -> Any:
     """Return GELU as GPT-2 has it: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel, 2016)."""
     return 0.5 * x * (1 + F.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x)))
 
