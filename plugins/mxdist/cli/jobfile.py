@@ -92,4 +92,11 @@ def _part(document: dict[str, Any], name: str) -> dict[str, Any]:
 def _make_absolute(document: dict[str, Any], name: str, field: str, folder: Path) -> None:
     part = _part(document, name)
     if isinstance(part.get(field), str) and part[field]:
-        document[name] = {**part, field: str((folder / part[field]).absolute())}
+        document[name] = {**part, field: str((folder / _expanded(part[field])).absolute())}
+
+
+def _expanded(path: str) -> str:
+    try:
+        return str(Path(path).expanduser())
+    except RuntimeError:  # ~nobody
+        return path

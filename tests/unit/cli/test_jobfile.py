@@ -130,3 +130,14 @@ def test_a_folder_is_no_job_file(tmp_path: Path) -> None:
 def test_a_file_of_another_system_is_read(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_bytes(b"\xef\xbb\xbfname: x\r\nscript:\r\n  path: train.py\r\n")
     assert read_job(tmp_path / "job.yaml").name == "x"
+
+
+@pytest.mark.parametrize("path", ["~/train.py", "a b/../tr\u00e4in.py", "~nobody-of-that-name/train.py"])
+def test_a_script_may_lie_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "job.yaml").write_text(json.dumps({"name": "x", "script": {"path": path}}))
+    job = read_job(tmp_path / "job.yaml")
+    assert isinstance(job, TrainingJob)
+    assert job.script is not None
+    home = path.startswith("~/")
+    assert job.script.path == str(tmp_path / "home" / "train.py" if home else tmp_path / path)
