@@ -79,6 +79,21 @@ def test_worker_killed_between_claim_and_launch(jobs: Jobs) -> None:
     assert jobs.marks("started") == ["run"]
 
 
+def test_what_a_killed_submitter_left_in_the_scratch_folder_is_removed(jobs: Jobs) -> None:
+    job = jobs.job(BRIEF)
+    folder = jobs.attempt_dir(jobs.claim(job))
+    (folder / ".code-killed").mkdir(parents=True)
+    for name in ("secrets-killed.json", ".attempt-killed", "secrets-now.json"):
+        (folder / name).write_text("{}")
+    for name in ("secrets-killed.json", ".attempt-killed"):
+        os.utime(folder / name, (0, 0))
+    jobs.result(jobs.submit(job).attempt)
+    names = {path.name for path in folder.iterdir()}
+
+    assert {"code", "attempt.json", "secrets-now.json"} <= names, "a start that is under way keeps its own"
+    assert not names & {".code-killed", "secrets-killed.json", ".attempt-killed"}
+
+
 def test_submitters_at_once_start_one_job(jobs: Jobs) -> None:
     import json
 

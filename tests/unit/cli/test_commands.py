@@ -176,6 +176,7 @@ def test_job_file_names_the_same_job_under_the_same_options(shell: Shell) -> Non
         code, out, err = shell.run(command, *options)
         assert (code, err) == (0, "")
         assert out
+    gone(shell.attempts()[0])
 
 
 def test_followed_log_ends_with_the_job(shell: Shell) -> None:
