@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 JOB_TAG = "mxdist.job_key"
+PARENT_TAG = "mxdist.parent"
 _ALL = 50_000
 
 
@@ -32,10 +33,17 @@ class Records:
 
     def of_job(self, job_key: str) -> list[Record]:
         """Return the runs of a job, oldest first."""
+        return self._tagged(JOB_TAG, job_key)
+
+    def parents(self, key: str) -> list[Record]:
+        """Return the parent runs with a key, oldest first."""
+        return self._tagged(PARENT_TAG, key)
+
+    def _tagged(self, tag: str, value: str) -> list[Record]:
         experiments = self._post("experiments/search", {"max_results": 1000}).get("experiments", [])
         query = {
             "experiment_ids": [item["experiment_id"] for item in experiments],
-            "filter": f"tags.`{JOB_TAG}` = '{job_key}'",
+            "filter": f"tags.`{tag}` = '{value}'",
             "order_by": ["attributes.start_time ASC"],
         }
         return [_record(run) for run in self._post("runs/search", query).get("runs", [])]

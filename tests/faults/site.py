@@ -22,8 +22,10 @@ from support.airflow_stack import Stack
 T = TypeVar("T")
 
 DAG_ID = TASK_ID = "train"
-DOOMED_DAG_ID = "doomed"
-"""The same training, in a DAG that a test may delete."""
+DOOMED_DAG_ID, ABANDONED_DAG_ID = "doomed", "abandoned"
+"""The same training, in DAGs that a test may delete."""
+
+RECONCILE_DAG_ID = "reconcile"
 
 RANKS = 2
 GENEROUS_S = 300.0
@@ -83,6 +85,15 @@ class Site:
         self.stack.airflow.api.trigger(dag_id, {"dataset": self.dataset, **conf}, dag_run_id=run_id)
         return run
 
+    def reconcile(self) -> dict[str, Any]:
+        """Run the reconcile DAG to its end; return what it says that it did."""
+        api = self.stack.airflow.api
+        run_id = api.trigger(RECONCILE_DAG_ID)
+        wait_for(lambda: api.run(RECONCILE_DAG_ID, run_id)["state"] in {"success", "failed"}, "the reconcile DAG")
+        assert api.run(RECONCILE_DAG_ID, run_id)["state"] == "success"
+        said: dict[str, Any] = api.xcom(RECONCILE_DAG_ID, run_id, "reconcile")
+        return said
+
 
 @dataclass(frozen=True)
 class Run:
@@ -124,6 +135,22 @@ class Run:
             return found if found["state"] in states else {}
 
         return wait_for(task, f"{self.run_id} to be {' or '.join(states)}")
+
+    def watched(self) -> None:
+        """Wait until a living triggerer watches the job and has nothing to tell of it.
+
+        Airflow tells a trigger of a mark only once it runs: not when the task is deferred but no triggerer has begun
+        with it, nor just after a trigger has fired and before the task has deferred again.
+        """
+
+        def watching() -> bool:
+            trigger = self.task().get("trigger")
+            if trigger is None:
+                return False
+            path = self.barrier(f"trigger-{trigger['id']}-awaits-end", "reached")
+            return path.exists() and any(processes.read(int(pid)) for pid in path.read_text().split())
+
+        wait_for(watching, f"a triggerer to watch {self.run_id}")
 
     def ended(self) -> dict[str, Any]:
         """Wait for the task's end; return it."""
@@ -177,6 +204,10 @@ class Run:
         """Wait until no process of any attempt is left."""
         for attempt in self.attempts():
             wait_for(partial(_is_gone, attempt.claim.token), f"the processes of {self.run_id} to end")
+
+    def parents(self) -> list[str]:
+        """Return what MLflow says of the parent runs of this DAG run."""
+        return [record.status for record in self.site.records.parents(f"{self.dag_id}/{self.run_id}")]
 
     def records(self) -> list[Record]:
         """Return the MLflow runs of the job, oldest first."""
