@@ -34,6 +34,8 @@ def checks(group: AllReduce) -> dict[str, Any]:
     equal, different = mx.nd.array([1.5]), mx.nd.array([1.5 + (rank == size - 1) * 1e-7])
     gradient = [mx.nd.array([rank + 1.0]), mx.nd.array([[10.0 * rank, 1.0]])]
     group.sum_(gradient)
+    named = mx.nd.array([rank, 1.0])
+    group.sum_named_(named, "checks.named")
     own = mx.nd.array([float(rank)])
     group.broadcast_({"own": own})
     return {
@@ -48,6 +50,7 @@ def checks(group: AllReduce) -> dict[str, Any]:
         "shared": group.share(lambda: {"from": rank, "none": None}),
         "share_fails": refused(lambda: group.share(fail)),
         "summed": [array.asnumpy().tolist() for array in gradient],
+        "named": named.asnumpy().tolist(),
         "broadcast": float(own.asscalar()),
         "equal": len(group.check_equal({"w": equal}, where="here")),
         "differ": refused(lambda: group.check_equal({"w": different}, where="here")),

@@ -85,6 +85,8 @@ def load(net: mx.gluon.Block, init: Init, source: Source, *, labels: tuple[int, 
     """
     parameters, head = network.parameters(net), set(network.head(net))
     problems = [] if init.head is Head.REPLACE else _head_problems(init, source, labels, head)
+    if init.head is Head.REPLACE and not head:
+        problems.append(Problem("init.head", "this network has no output layer of its own: its weight is another's"))
     wanted = [name for name in parameters if init.head is Head.KEEP or name not in head]
     problems += _shape_problems(parameters, wanted, source)
     loaded = tuple(name for name in wanted if name in source.arrays)

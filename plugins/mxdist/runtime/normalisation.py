@@ -115,11 +115,6 @@ def _local(layer: mx.gluon.Block) -> bool:
     return network.is_batch_norm(layer) and not layer._kwargs["use_global_stats"]
 
 
-def synchronised(net: mx.gluon.Block) -> list[Synchronised]:
-    """Return the layers whose statistics are synchronised."""
-    return [layer for _, layer in network.layers(net) if isinstance(layer, Synchronised)]
-
-
 class Synchronised(_BatchNorm):  # type: ignore[misc]  # mxnet is untyped
     """Gluon's BatchNorm over the rows of all ranks.
 

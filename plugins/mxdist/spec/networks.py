@@ -122,8 +122,8 @@ CATALOGUE: dict[str, Network] = {
     **dict.fromkeys(VGGS, Network(sides=(32, None))),
     "alexnet": Network(sides=(63, None)),
     **dict.fromkeys(DENSENETS, Network({"dropout": Kind.FRACTION}, sides=(221, None))),
-    "squeezenet1.0": Network(sides=(213, 423)),
-    "squeezenet1.1": Network(sides=(209, 419)),
+    "squeezenet1.0": Network(sides=(213, 420)),
+    "squeezenet1.1": Network(sides=(209, 416)),
     "inceptionv3": Network(sides=(299, None)),
     **dict.fromkeys(MOBILENETS, Network()),
 }
