@@ -1,0 +1,169 @@
+"""``verify_layout``: sound layouts pass and change nothing; each seeded fault is refused, by tensor and size."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from parallel.inprocess import worker_of
+from parallel.worlds import Jobs, images, jobs
+
+from mxdist.errors import TrainingFailed
+from mxdist.runtime import exit_codes, loop, verify
+from mxdist.runtime.parallel import devices
+from mxdist.spec import TrainingJob
+
+TWO = {"strategy": "devices", "devices": 2}
+OPTIMIZER = {"learning_rate": 0.1, "weight_decay": 1e-3, "clip_norm": 0.5}
+NETWORK = """
+from mxnet import gluon
+from mxnet.gluon import nn
+
+def network(params):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, activation="relu"), LAYER, nn.Dense(params["classes"]))
+    return net
+"""
+RANDOM = """
+class Noise(gluon.HybridBlock):
+    def hybrid_forward(self, F, x):
+        return x + F.random.normal_like(x)
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Jobs:
+    """21 examples in batches of 8: the last one has 5 rows."""
+    return jobs(tmp_path_factory.mktemp("verify"), {"train": images(21)})
+
+
+def train(small: Jobs, key: str, **fields: Any) -> dict[str, np.ndarray]:
+    """Train in this process; return the weights."""
+    attempt = small.claim(small.job(**{"optimizer": OPTIMIZER, "epochs": 1, **fields}), key)
+    job = attempt.claim.parsed()
+    assert isinstance(job, TrainingJob)
+    loop.train(job, worker_of(small, attempt))
+    return small.exported(attempt)
+
+
+def recipe(folder: Path, layer: str) -> dict[str, Any]:
+    path = folder / "net.py"
+    path.write_text(NETWORK.replace("LAYER", layer) + RANDOM)
+    return {"recipe": str(path)}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("parallelism", [{}, TWO, {"accumulate": 3}], ids=["one", "devices", "accumulate"])
+def test_sound_layouts_pass(small: Jobs, dtype: str, parallelism: dict[str, Any], request: Any) -> None:
+    key = re.sub(r"\W+", "-", request.node.callspec.id)
+    attempt = small.claim(small.job(dtype=dtype, parallelism=parallelism, verify_layout=True), key)
+    job = attempt.claim.parsed()
+    assert isinstance(job, TrainingJob)
+    loop.train(job, worker_of(small, attempt))
+    records = [record for record in small.journal(attempt) if record.key == "layout_difference"]
+    assert [record.step for record in records] == [0]
+    assert 0 <= (records[0].value or 0) < verify.BOUND
+
+
+@pytest.mark.parametrize("layer", ["nn.Dropout(0.5)", "nn.BatchNorm()"])
+def test_what_is_trained_afterwards_is_the_same_bit_for_bit(small: Jobs, tmp_path: Path, layer: str) -> None:
+    model = recipe(tmp_path, layer)
+    plain, verified = (
+        train(small, f"{layer[3:7].lower()}-{flag}", model=model, verify_layout=flag, seed=5) for flag in (False, True)
+    )
+    assert plain.keys() == verified.keys()
+    assert all((plain[name] == verified[name]).all() for name in plain)
+
+
+def stale(patch: pytest.MonkeyPatch) -> None:
+    first = devices.Devices._refresh
+    patch.setattr(devices.Devices, "_refresh", lambda self: first(self) if self._squares is None else None)
+    patch.setattr(devices.Devices, "gather", lambda self: None)  # which would tell it sooner
+
+
+def lost(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(devices, "divide", lambda rows, parts: [slice(0, rows // 2)])
+
+
+def wrong_weight(patch: pytest.MonkeyPatch) -> None:
+    weight = devices.Devices.weight
+    patch.setattr(devices.Devices, "weight", lambda self, total, device: weight(self, 8, device))
+
+
+def noise(patch: pytest.MonkeyPatch) -> None:
+    update = devices.Devices.update
+
+    def add(self: Any, number: int) -> float:
+        self.updater.gradients[0] += 1e-5
+        return update(self, number)
+
+    patch.setattr(devices.Devices, "update", add)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "words"),
+    [
+        (stale, r"the gradient at step 2 of \S+ differs by up to \S+, \S+ of its largest value, on rank 0"),
+        (lost, "the gradient at step 1 of"),
+        (wrong_weight, "the gradient at step 2 of"),
+        (noise, r"the weight after step 1 of features.0.weight differs by up to"),
+    ],
+)
+def test_each_fault_of_devices_is_refused(
+    small: Jobs, mutation: Any, words: str, monkeypatch: pytest.MonkeyPatch, request: Any
+) -> None:
+    mutation(monkeypatch)
+    with pytest.raises(TrainingFailed, match=words) as caught:
+        train(small, request.node.name.replace("[", "-").strip("]"), parallelism=TWO, verify_layout=True)
+    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    ("mutation", "words"),
+    [
+        ("no_averaging", "the gradient at step 1 of"),
+        ("clip_before_reduce", "the gradient at step 1 of"),
+        ("wrong_weight_for_last_batch", "the gradient at step 2 of"),
+        ("data_repeated", "the gradient at step 1 of"),
+        ("no_broadcast", "differs by up to"),
+    ],
+)
+def test_each_fault_between_ranks_is_refused(small: Jobs, mutation: str, words: str) -> None:
+    fields = {"optimizer": OPTIMIZER, "parallelism": {"world_size": 2}, "verify_layout": True}
+    attempt = small.claim(small.job(**fields), mutation.replace("_", "-"))
+    world = small.start(attempt, mutation=f"{mutation}+unchecked")
+    assert world.wait() == [exit_codes.USER_ERROR] * 2, world.log()
+    message = world.result()["error"]["message"]
+    assert "the planned layout does not train as one process does" in message
+    assert words in message
+    assert not small.journal(attempt)
+
+
+def test_ranks_pass_with_synchronised_statistics_and_as_float16(small: Jobs, tmp_path: Path) -> None:
+    normal = {"world_size": 2, "batch_norm": "synchronised"}
+    half = {"world_size": 2, "compression": "fp16", "lossy": ["compression"]}
+    for key, parallelism, layer in (("sync", normal, "nn.BatchNorm()"), ("half", half, "nn.LayerNorm()")):
+        fields = {"optimizer": OPTIMIZER, "parallelism": parallelism, "verify_layout": True}
+        attempt = small.claim(small.job(model=recipe(tmp_path, layer), **fields), key)
+        world = small.start(attempt)
+        assert world.wait() == [0, 0], world.log()
+        (found,) = [record.value for record in small.journal(attempt) if record.key == "layout_difference"]
+        assert found is not None
+        assert found < (1e-2 if key == "half" else verify.BOUND)
+
+
+def test_random_networks_cannot_be_compared(small: Jobs, tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailed, match="nothing to compare: the network draws random numbers"):
+        train(small, "noise", model=recipe(tmp_path, "Noise()"), verify_layout=True)
+
+
+def test_largest_difference() -> None:
+    wanted = {"a": np.array([1.0, 4.0]), "b": np.array([100.0]), "c": np.zeros(2)}
+    found = {"a": np.array([1.0, 4.5]), "b": np.array([100.1])}
+    assert verify.largest_difference(found, wanted) == verify.Difference("a", 0.5, 0.125, 0.005)
+    assert verify.largest_difference({"c": np.array([0.0, np.nan])}, wanted).absolute == np.inf
+    assert verify.largest_difference(wanted, wanted).share == 0
+    assert verify.largest_difference({"c": np.ones(2)}, {"c": np.zeros(2)}).share == np.inf
