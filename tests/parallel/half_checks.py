@@ -16,14 +16,14 @@ from mxdist.runtime.parallel.half import HalfSum
 
 def errors(group: AllReduce) -> list[float]:
     """Return how far float16 sums are off, over the ranks' norms in sum; three steps of one training."""
-    numbers, half, found = np.random.RandomState(group.rank), HalfSum(group), []
+    numbers, half, found = np.random.RandomState(group.rank), HalfSum(), []
     shapes = [(64, 32), (32,), (3, 5, 7)]
     gradients = [mx.nd.zeros(shape, dtype="float64") for shape in shapes]
     for scale in (1.0, 0.1, 300.0):
         values = [numbers.standard_normal(shape) * scale for shape in shapes]
         for gradient, value in zip(gradients, values, strict=True):
             gradient[:] = mx.nd.array(value, dtype="float64")
-        half.sum_(gradients)
+        half.sum_(gradients, group.sum_)
         exact = group.total(np.concatenate([value.ravel() for value in values]))
         norm = np.sqrt(sum((value**2).sum() for value in values))
         rounded = np.concatenate([gradient.asnumpy().ravel() for gradient in gradients])
@@ -34,7 +34,7 @@ def errors(group: AllReduce) -> list[float]:
 def overflow(group: AllReduce) -> list[Any]:
     """Return what becomes of 40000, which float16 holds, when two ranks add it, and of 70000, which it does not."""
     array = mx.nd.array([40000.0, 70000.0 * (group.rank == 0), 1.0])
-    HalfSum(group).sum_([array])
+    HalfSum().sum_([array], group.sum_)
     return [str(value) for value in array.asnumpy()]
 
 

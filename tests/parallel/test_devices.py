@@ -109,7 +109,8 @@ def stale(law: Law, patch: pytest.MonkeyPatch) -> None:
 
 def _mark(self: Any, number: int) -> float:
     self.fresh = True
-    return self.updater.apply(number)
+    rate: float = self.updater.apply(number)
+    return rate
 
 
 def clip_before_sum(law: Law, patch: pytest.MonkeyPatch) -> None:
@@ -162,7 +163,8 @@ def test_ranks_that_accumulate_give_the_weights_of_one(law: Law) -> None:
 
 
 def test_parts_are_computed_one_by_one_and_reduced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes, reduced = [], []
+    sizes: list[int] = []
+    reduced: list[int] = []
     part, reduce_ = layout.Whole._part, layout.Layout.reduce
 
     def counted(self: Any, batch: Batch, rows: slice) -> Any:
@@ -170,7 +172,12 @@ def test_parts_are_computed_one_by_one_and_reduced_once(tmp_path: Path, monkeypa
         return part(self, batch, rows)
 
     monkeypatch.setattr(layout.Whole, "_part", counted)
-    monkeypatch.setattr(layout.Layout, "reduce", lambda self: (reduced.append(len(sizes)), reduce_(self)))
+
+    def noted(self: Any) -> None:
+        reduced.append(len(sizes))
+        reduce_(self)
+
+    monkeypatch.setattr(layout.Layout, "reduce", noted)
     schedule = {"warmup_steps": 4}
     trainer = trainer_of(
         jobs(tmp_path, {"train": images(10)}), "parts",

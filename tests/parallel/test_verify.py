@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from parallel.inprocess import worker_of
-from parallel.worlds import Jobs, images, jobs
+from parallel.worlds import PLUGINS, Jobs, images, jobs, start
 
 from mxdist.errors import TrainingFailed
 from mxdist.runtime import exit_codes, loop, verify
 from mxdist.runtime.parallel import devices
+from mxdist.runtime.parallel.pipeline import DeviceStages
 from mxdist.spec import TrainingJob
 
 TWO = {"strategy": "devices", "devices": 2}
+PIPELINE = {"strategy": "pipeline", "stages": 2, "micro_batches": 3}
+STAGES = {**PIPELINE, "across": "processes", "stages": 3, "world_size": 3}
 OPTIMIZER = {"learning_rate": 0.1, "weight_decay": 1e-3, "clip_norm": 0.5}
 NETWORK = """
 from mxnet import gluon
@@ -50,13 +55,18 @@ def train(small: Jobs, key: str, **fields: Any) -> dict[str, np.ndarray]:
 
 
 def recipe(folder: Path, layer: str) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
     path = folder / "net.py"
     path.write_text(NETWORK.replace("LAYER", layer) + RANDOM)
     return {"recipe": str(path)}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("parallelism", [{}, TWO, {"accumulate": 3}], ids=["one", "devices", "accumulate"])
+@pytest.mark.parametrize(
+    "parallelism",
+    [{}, TWO, {"accumulate": 3}, {"strategy": "model", "stages": 2}, PIPELINE],
+    ids=["one", "devices", "accumulate", "model", "pipeline"],
+)
 def test_sound_layouts_pass(small: Jobs, dtype: str, parallelism: dict[str, Any], request: Any) -> None:
     key = re.sub(r"\W+", "-", request.node.callspec.id)
     attempt = small.claim(small.job(dtype=dtype, parallelism=parallelism, verify_layout=True), key)
@@ -121,38 +131,78 @@ def test_each_fault_of_devices_is_refused(
     assert not caught.value.retryable
 
 
-@pytest.mark.parametrize(
-    ("mutation", "words"),
-    [
-        ("no_averaging", "the gradient at step 1 of"),
-        ("clip_before_reduce", "the gradient at step 1 of"),
-        ("wrong_weight_for_last_batch", "the gradient at step 2 of"),
-        ("data_repeated", "the gradient at step 1 of"),
-        ("no_broadcast", "differs by up to"),
-    ],
-)
-def test_each_fault_between_ranks_is_refused(small: Jobs, mutation: str, words: str) -> None:
+MUTATIONS = {
+    "no_averaging": "the gradient at step 1 of",
+    "clip_before_reduce": "the gradient at step 1 of",
+    "wrong_weight_for_last_batch": "the gradient at step 2 of",
+    "data_repeated": "the gradient at step 1 of",
+    "no_broadcast": "the gradient at step 1 of",
+}
+
+
+@pytest.fixture(scope="module")
+def told(small: Jobs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What two ranks say about each case."""
+    folder = tmp_path_factory.mktemp("told")
+    half = {"compression": "fp16", "lossy": ["compression"]}
+    networks = {layer: recipe(folder / layer, f"nn.{layer}()") for layer in ("BatchNorm", "LayerNorm")}
+    cases: dict[str, Any] = {name: ({}, {}, name) for name in (*MUTATIONS, "nothing")}
+    cases["synchronised"] = ({"model": networks["BatchNorm"]}, {"batch_norm": "synchronised"}, "nothing")
+    cases["half"] = ({"model": networks["LayerNorm"]}, half, "nothing")
+    cases["half_unreduced"] = ({}, half, "no_averaging")
+    documents = {
+        name: (small.job(optimizer=OPTIMIZER, parallelism={"world_size": 2, **layout}, **fields).to_document(), fault)
+        for name, (fields, layout, fault) in cases.items()
+    }
+    (folder / "cases.json").write_text(json.dumps(documents))
+    script = Path(__file__).with_name("verify_checks.py")
+    path = f"{PLUGINS}:{script.parents[1]}"
+    world = start(folder, [sys.executable, str(script), str(folder / "cases.json")], 2, {"PYTHONPATH": path})
+    assert world.wait() == [0, 0], world.log()
+    found: dict[str, str] = json.loads((folder / "told.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_each_fault_between_ranks_is_refused(told: dict[str, str], mutation: str) -> None:
+    assert "the planned layout does not train as one process does" in told[mutation]
+    assert MUTATIONS[mutation] in told[mutation]
+
+
+def test_float16_is_judged_by_its_bound(told: dict[str, str]) -> None:
+    assert told["half"] == ""
+    assert "which float16 may change by" in told["half_unreduced"]
+
+
+@pytest.mark.parametrize("sound", ["nothing", "synchronised"])
+def test_sound_ranks_pass(told: dict[str, str], sound: str) -> None:
+    assert told[sound] == ""
+
+
+def test_a_refused_layout_trains_nothing(small: Jobs) -> None:
     fields = {"optimizer": OPTIMIZER, "parallelism": {"world_size": 2}, "verify_layout": True}
-    attempt = small.claim(small.job(**fields), mutation.replace("_", "-"))
-    world = small.start(attempt, mutation=f"{mutation}+unchecked")
+    attempt = small.claim(small.job(**fields), "refused")
+    world = small.start(attempt, mutation="no_averaging+unchecked")
     assert world.wait() == [exit_codes.USER_ERROR] * 2, world.log()
-    message = world.result()["error"]["message"]
-    assert "the planned layout does not train as one process does" in message
-    assert words in message
+    assert "does not train as one process does" in world.result()["error"]["message"]
     assert not small.journal(attempt)
 
 
-def test_ranks_pass_with_synchronised_statistics_and_as_float16(small: Jobs, tmp_path: Path) -> None:
-    normal = {"world_size": 2, "batch_norm": "synchronised"}
-    half = {"world_size": 2, "compression": "fp16", "lossy": ["compression"]}
-    for key, parallelism, layer in (("sync", normal, "nn.BatchNorm()"), ("half", half, "nn.LayerNorm()")):
-        fields = {"optimizer": OPTIMIZER, "parallelism": parallelism, "verify_layout": True}
-        attempt = small.claim(small.job(model=recipe(tmp_path, layer), **fields), key)
-        world = small.start(attempt)
-        assert world.wait() == [0, 0], world.log()
-        (found,) = [record.value for record in small.journal(attempt) if record.key == "layout_difference"]
-        assert found is not None
-        assert found < (1e-2 if key == "half" else verify.BOUND)
+def test_stages_across_ranks_pass(small: Jobs) -> None:
+    fields = {"optimizer": OPTIMIZER, "parallelism": STAGES, "verify_layout": True, "epochs": 1}
+    attempt = small.claim(small.job(**fields), "stages")
+    world = small.start(attempt, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
+    assert world.wait() == [0] * 3, world.log()
+    (found,) = [record.value for record in small.journal(attempt) if record.key == "layout_difference"]
+    assert found is not None
+    assert found < verify.BOUND
+
+
+def test_a_fault_of_a_pipeline_is_refused(small: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = DeviceStages.weight
+    monkeypatch.setattr(DeviceStages, "weight", lambda self, total, device: weight(self, 8, device))
+    with pytest.raises(TrainingFailed, match="the gradient at step 2 of"):
+        train(small, "pipeline-fault", parallelism=PIPELINE, verify_layout=True)
 
 
 def test_random_networks_cannot_be_compared(small: Jobs, tmp_path: Path) -> None:

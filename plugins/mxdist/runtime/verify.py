@@ -108,7 +108,6 @@ class _Check:
         worst = 0.0
         for number, step in enumerate((0, steps_of(len(self._setup.train), self._job.batch_size) - 1), start=1):
             worst = max(worst, self._step(number, step))
-        self._layout.close()
         return worst
 
     def _step(self, number: int, step: int) -> float:
@@ -157,7 +156,8 @@ class _Check:
 
     def _shared(self, mine: Mapping[str, NDArray[Any]] | None, *, trained: bool) -> dict[str, NDArray[Any]]:
         """Return on every rank what rank 0 has."""
-        known = network.trainable(self._setup.net) if trained else network.parameters(self._setup.net)
+        known = network.parameters(self._setup.net)
+        known = {name: known[name] for name in self._layout.names} if trained else known
         arrays = {
             name: mx.nd.array(np.zeros(parameter.shape) if mine is None else mine[name], ctx=mx.cpu(), dtype="float64")
             for name, parameter in known.items()

@@ -8,34 +8,29 @@ distance from the exact sum is at most ``R * 2^-11`` of the ranks' gradients add
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import mxnet as mx
 
-from mxdist.runtime.parallel.base import Group
-
 
 class HalfSum:
-    """Sums arrays over all ranks as float16.
-
-    :param group: all ranks.
-    """
+    """Sums arrays over ranks as float16."""
 
     HINT = "Gradients travel as float16, where what is above 65504 is infinite: set parallelism.compression to none."
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self) -> None:
         self._halves: list[mx.nd.NDArray] = []
 
-    def sum_(self, arrays: Sequence[mx.nd.NDArray]) -> None:
-        """Replace each array by its sum over all ranks, rounded; returns at once.
+    def sum_(self, arrays: Sequence[mx.nd.NDArray], send: Callable[[Sequence[mx.nd.NDArray]], None]) -> None:
+        """Replace each array by its sum over ranks, rounded; returns at once.
 
         :param arrays: the same ones each time.
+        :param send: replaces arrays by their sums.
         """
         if not self._halves:
             self._halves = [mx.nd.zeros(one.shape, ctx=one.context, dtype="float16") for one in arrays]
         for array, half in zip(arrays, self._halves, strict=True):
             mx.nd.cast(array, dtype="float16", out=half)
-        self._group.sum_(self._halves)
+        send(self._halves)
         for array, half in zip(arrays, self._halves, strict=True):
             mx.nd.cast(half, dtype=array.dtype, out=array)

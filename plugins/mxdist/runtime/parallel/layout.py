@@ -11,6 +11,7 @@ that looks at the whole model: the comparison of ranks, validation, a checkpoint
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import mxnet as mx
 from mxnet import autograd
@@ -64,12 +65,16 @@ class Layout(ABC):
         if self.group.size == 1:
             return
         if self.half is None:
-            self.group.sum_(self.updater.gradients)
+            self._sum(self.updater.gradients)
             return
-        self.half.sum_(self.updater.gradients)
+        self.half.sum_(self.updater.gradients, self._sum)
         if self._squares is not None:  # what became infinite on its way shows as not finite at this step
-            self._squares += square_sums(self.updater.gradients) * 0
+            self._squares += self._square() * 0
             self._squares = None
+
+    def _sum(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        """Replace each array by its sum over the ranks that train it."""
+        self.group.sum_(arrays)
 
     def update(self, number: int) -> float:
         """Make optimizer step ``number`` (from 1); return its learning rate."""
@@ -81,8 +86,11 @@ class Layout(ABC):
 
     def squares(self) -> mx.nd.NDArray:
         """Return the sum of squares of this rank's part of the gradient, per parameter."""
-        self._squares = square_sums(self.updater.gradients)
+        self._squares = self._square()
         return self._squares
+
+    def _square(self) -> mx.nd.NDArray:
+        return square_sums(self.updater.gradients)
 
     @property
     def hint(self) -> str:
@@ -93,10 +101,6 @@ class Layout(ABC):
     def figures(self) -> dict[str, float]:
         """Return what this layout measured of itself since the last call, over all ranks; every rank must ask."""
         return {}
-
-    def close(self) -> None:
-        """Give back what this layout holds of the world; another layout may follow in the same world."""
-        return
 
     def weight(self, total: int, device: mx.Context) -> mx.nd.NDArray:
         """Return the derivative of the mean loss of ``total`` rows with respect to the sum of some of their losses."""

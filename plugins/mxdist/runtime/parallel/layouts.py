@@ -18,7 +18,7 @@ def choose(job: TrainingJob, setup: Setup, group: Group, worker: Worker) -> Layo
     """Return how this rank computes its gradients."""
     layout = _layout(job, setup, group, worker)
     if job.parallelism.compression is Compression.FP16:
-        layout.half = HalfSum(group)
+        layout.half = HalfSum()
     return layout
 
 

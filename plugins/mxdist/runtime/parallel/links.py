@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, ClassVar
 
 import mxnet as mx
 
@@ -90,15 +90,18 @@ def mailboxes(devices: Sequence[mx.Context]) -> list[Mailbox]:
 class Sets:
     """Groups of ranks in a world of ``replicas`` times ``stages``: rank = replica * stages + stage.
 
-    Every rank makes all of them, in the same order. Where a group is the whole world, it is Horovod's own.
+    Every rank makes all of them, in the same order. Where a group is the whole world, it is Horovod's own. Horovod
+    takes each group once, so those of an earlier layout in the same world serve again.
     """
+
+    _made: ClassVar[dict[tuple[int, ...], Any]] = {}
 
     def __init__(self, rank: int, replicas: int, stages: int) -> None:
         import horovod.mxnet as hvd
 
         self.hvd: Any = hvd
         self.replica, self.stage, self.stages = rank // stages, rank % stages, stages
-        self._made: dict[tuple[int, ...], Any] = {tuple(range(replicas * stages)): hvd.global_process_set}
+        self._made[tuple(range(replicas * stages))] = hvd.global_process_set
         rows = [[replica * stages + stage for stage in range(stages)] for replica in range(replicas)]
         pairs = [[self._set(row[stage : stage + 2]) for stage in range(stages - 1)] for row in rows]
         around = [None, *pairs[self.replica], None]

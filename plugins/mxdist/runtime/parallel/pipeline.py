@@ -7,7 +7,7 @@ hold the same stage sum its gradient.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -111,10 +111,13 @@ class RankStages(Layout):
     def reduce(self) -> None:
         """Sum the gradients over the ranks that hold this stage."""
         if self._sets.of_stage is not None and self.updater.gradients:
-            hvd, name = self._sets.hvd, f"mxdist.gradients.{self._sets.stage}"
-            hvd.grouped_allreduce_(list(self.updater.gradients), op=hvd.Sum, name=name, process_set=self._sets.of_stage)
+            super().reduce()
 
-    def squares(self) -> mx.nd.NDArray:
+    def _sum(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        hvd, name = self._sets.hvd, f"mxdist.gradients.{self._sets.stage}"
+        hvd.grouped_allreduce_(list(arrays), op=hvd.Sum, name=name, process_set=self._sets.of_stage)
+
+    def _square(self) -> mx.nd.NDArray:
         """Return the sums of squares of this stage's parameters, and zeros for the others."""
         device, count = self.runner.stage.device, len(self.names)
         if self._places is None:
