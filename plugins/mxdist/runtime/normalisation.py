@@ -46,13 +46,14 @@ def settle(net: mx.gluon.Block, parallelism: Parallelism, group: Group) -> None:
         freeze(net)
     elif _sees_whole_batch(parallelism):
         return
-    elif parallelism.batch_norm is BatchNorm.LOCAL:
-        drift(net)
     elif parallelism.batch_norm is None:
         raise SpecError("The job", [Problem("parallelism.batch_norm", _refusal(names, parallelism))])
-    elif parallelism.strategy is not Strategy.ALLREDUCE:
-        problem = f"synchronised statistics need strategy allreduce, not {parallelism.strategy.value}; use frozen"
+    elif parallelism.strategy is not Strategy.ALLREDUCE and not _one_copy_drifts(parallelism):
+        kind, strategy = parallelism.batch_norm.value, parallelism.strategy.value
+        problem = f"{kind} statistics need strategy allreduce, not {strategy}; use frozen"
         raise SpecError("The job", [Problem("parallelism.batch_norm", problem)])
+    elif parallelism.batch_norm is BatchNorm.LOCAL:
+        drift(net)
     else:
         synchronise(net, group)
 
@@ -60,6 +61,12 @@ def settle(net: mx.gluon.Block, parallelism: Parallelism, group: Group) -> None:
 def _sees_whole_batch(parallelism: Parallelism) -> bool:
     """Return whether each layer sees the rows of a global batch all at once."""
     return parallelism.replicas * parallelism.accumulate * parallelism.micro_batches * (parallelism.devices or 1) == 1
+
+
+def _one_copy_drifts(parallelism: Parallelism) -> bool:
+    """Return whether there is one copy of each layer, with local statistics: those of the micro-batches in turn."""
+    one = parallelism.replicas * (parallelism.devices or 1) == 1
+    return parallelism.batch_norm is BatchNorm.LOCAL and one
 
 
 def _refusal(names: list[str], parallelism: Parallelism) -> str:

@@ -4,7 +4,8 @@ from mxdist.spec.base import Spec, digest_of
 from mxdist.spec.cluster import Checkpoints, Cluster, ClusterKind, Limits, Storage, Tracking
 from mxdist.spec.dataset import Dataset, Split
 from mxdist.spec.job import BaseJob, DType, EvaluationJob, Job, TrainingJob, job_schema, parse_job
-from mxdist.spec.model import NETWORKS, Head, Init, Model, Script
+from mxdist.spec.model import Head, Init, Model, Script
+from mxdist.spec.networks import NETWORKS
 from mxdist.spec.optimizer import Decay, Optimizer, OptimizerName, Schedule
 from mxdist.spec.parallelism import (
     AVAILABLE,

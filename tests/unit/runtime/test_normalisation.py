@@ -63,10 +63,16 @@ def test_statistics_of_a_part_are_refused(fields: dict[str, Any], ways: str) -> 
         normalisation.settle(net_of(), Parallelism.parse(fields), Twice())
 
 
-def test_devices_cannot_synchronise() -> None:
-    layout = Parallelism.parse({"strategy": "devices", "devices": 2, "batch_norm": "synchronised"})
-    with pytest.raises(SpecError, match="synchronised statistics need strategy allreduce, not devices; use frozen"):
-        normalisation.settle(net_of(), layout, Alone())
+@pytest.mark.parametrize("kind", ["synchronised", "local"])
+def test_devices_cannot_exchange_statistics(kind: str) -> None:
+    document = {"strategy": "devices", "devices": 2, "batch_norm": kind, "lossy": ["batch_norm"]}
+    with pytest.raises(SpecError, match=f"{kind} statistics need strategy allreduce, not devices; use frozen"):
+        normalisation.settle(net_of(), Parallelism.parse(document), Alone())
+
+
+def test_micro_batches_may_use_their_own_statistics_on_purpose() -> None:
+    lossy = {"micro_batches": 2, "batch_norm": "local", "lossy": ["batch_norm"]}
+    normalisation.settle(net_of(), Parallelism.parse({"strategy": "pipeline", "stages": 2, **lossy}), Alone())
 
 
 def test_one_process_keeps_gluons_own_layers() -> None:
