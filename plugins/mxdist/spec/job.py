@@ -192,7 +192,7 @@ def parse_job(document: object) -> TrainingJob | EvaluationJob:
     if not isinstance(document, dict):
         raise SpecError("The job", [Problem("", f"must be a mapping, not {type(document).__name__}")])
     kind = document.get("kind", "training")
-    if kind not in _KINDS:
+    if not isinstance(kind, str) or kind not in _KINDS:
         raise SpecError("The job", [Problem("kind", f"unknown kind {kind!r}; known are {', '.join(_KINDS)}")])
     return _KINDS[kind].parse(document)
 

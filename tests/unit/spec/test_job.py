@@ -72,6 +72,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
         pytest.param(job(script={"path": "x.py"}), "script", "either model or script", id="two-kinds-of-work"),
         pytest.param(job(model={}), "model.recipe", "either name or recipe", id="empty-model"),
         pytest.param(job(model={"name": "alexnet9"}), "model.name", "did you mean alexnet", id="unknown-model"),
+        pytest.param(job(kind=["training"]), "kind", "unknown kind ['training']", id="kind-is-a-list"),
         pytest.param(job(kind="dance"), "kind", "known are training, evaluation", id="unknown-kind"),
         pytest.param(job(tracking={"uri": "http://me:secret@host"}), "tracking.uri", "password", id="password-in-uri"),
         pytest.param(job(optimizer={"learning_rate": "nan"}), "optimizer.learning_rate", "finite", id="nan"),
