@@ -118,3 +118,11 @@ def _alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def test_mpi_without_a_horovod_that_has_it_is_refused(tmp_path: Path) -> None:
+    small = jobs(tmp_path, {"train": images(16)})
+    attempt = small.claim(small.job(parallelism={"world_size": 2, "controller": "mpi"}), "mpi")
+    world = small.start(attempt)
+    assert world.wait() == [81, 81], world.log()
+    assert "Horovod was built without MPI; rebuild it with HOROVOD_WITH_MPI=1" in world.result()["error"]["message"]

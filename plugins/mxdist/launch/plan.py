@@ -13,7 +13,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mxdist.spec import EvaluationJob, Limits, ScalingPolicy, TrainingJob
+from mxdist.launch import mpi
+from mxdist.launch.diagram import draw
+from mxdist.spec import Controller, EvaluationJob, Limits, ScalingPolicy, TrainingJob
 
 SECRET_NAMES = (
     "AWS_ACCESS_KEY_ID",
@@ -70,6 +72,8 @@ class Plan:
 
     :param attempt_dir: the scratch folder; ``<attempt>`` stands for the number that submission will give.
     :param scaling: what the ranks do to batch and rate; "" when they change nothing.
+    :param diagram: who computes what, drawn.
+    :param starter: what starts all ranks at once, over MPI; empty: the supervisor starts each.
     :param effective: batch and rate that a model is trained with, as they are recorded beside the job's own.
     """
 
@@ -86,6 +90,8 @@ class Plan:
     limits: dict[str, Any]
     scaling: str = ""
     effective: dict[str, Any] = field(default_factory=dict)
+    starter: tuple[str, ...] = ()
+    diagram: tuple[str, ...] = ()
     runtime_names: tuple[str, ...] = RUNTIME_NAMES
     secret_names: tuple[str, ...] = SECRET_NAMES
 
@@ -95,7 +101,8 @@ class Plan:
 
     def describe(self) -> str:
         """Return the plan as text for a reader."""
-        return "\n".join([*self._head(), "", *self._world(), "", *self._environment(), "", *self._bounds()]) + "\n"
+        parts = [self._head(), self.diagram, self._world(), self._environment(), self._bounds()]
+        return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
     def _head(self) -> list[str]:
         return [
@@ -107,6 +114,7 @@ class Plan:
             f"run store   {self.runs_uri}",
             f"scratch     {self.attempt_dir}",
             f"supervisor  {' '.join(self.supervisor)}",
+            *([f"starter     {' '.join(self.starter)}"] if self.starter else []),
         ]
 
     def _world(self) -> list[str]:
@@ -153,6 +161,10 @@ def build_plan(
     """
     attempt_dir = f"{workdir}/{job_key}/<attempt>"
     share = _share_cores(job, cores)
+    ranks = tuple(
+        _rank(job, job_key, rank, runs_uri=runs_uri, python=python, cores=share[rank], usable=len(cores))
+        for rank in range(job.parallelism.world_size)
+    )
     return Plan(
         name=job.name,
         kind=job.kind,
@@ -163,13 +175,12 @@ def build_plan(
         python=python,
         work=_work(job),
         supervisor=supervisor_command(python, attempt_dir),
-        ranks=tuple(
-            _rank(job, job_key, rank, runs_uri=runs_uri, python=python, cores=share[rank], usable=len(cores))
-            for rank in range(job.parallelism.world_size)
-        ),
+        ranks=ranks,
         limits=job.limits.to_document(),
         scaling=_scaling(job),
         effective=_effective(job),
+        starter=_starter(job, ranks),
+        diagram=tuple(draw(job, [rank.host for rank in ranks])),
     )
 
 
@@ -231,7 +242,7 @@ def _rank(
 
 def _horovod(job: TrainingJob | EvaluationJob, rank: int) -> dict[str, str]:
     size, limits = job.parallelism.world_size, job.limits
-    return {
+    variables = {
         "HOROVOD_RANK": str(rank),
         "HOROVOD_SIZE": str(size),
         "HOROVOD_LOCAL_RANK": str(rank),
@@ -249,6 +260,7 @@ def _horovod(job: TrainingJob | EvaluationJob, rank: int) -> dict[str, str]:
         **({"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if job.parallelism.across_processes else {}),
         **_stall_check(limits),
     }
+    return mpi.environment(variables) if job.parallelism.controller is Controller.MPI else variables
 
 
 def _stall_check(limits: Limits) -> dict[str, str]:
@@ -292,6 +304,13 @@ def _work(job: TrainingJob | EvaluationJob) -> str:
     return (
         f"{source}{data}, {job.epochs} epoch{'s' if job.epochs != 1 else ''}, global batch {job.effective().batch_size}"
     )
+
+
+def _starter(job: TrainingJob | EvaluationJob, ranks: Sequence[RankPlan]) -> tuple[str, ...]:
+    if job.parallelism.controller is not Controller.MPI or len(ranks) == 1:
+        return ()
+    names = [*ranks[0].environment, *RUNTIME_NAMES, *SECRET_NAMES]
+    return mpi.command(LOOPBACK, len(ranks), set(names) - {"HOROVOD_GLOO_RENDEZVOUS_PORT"}, ranks[0].command)
 
 
 def _effective(job: TrainingJob | EvaluationJob) -> dict[str, Any]:

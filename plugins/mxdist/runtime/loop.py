@@ -49,7 +49,7 @@ class Outcome:
 
 def train(job: TrainingJob, worker: Worker) -> Outcome:
     """Train ``job`` on this rank, together with all others."""
-    group = join(worker.world_size)
+    group = join(worker.world_size, job.parallelism.controller, worker.devices[0])
     if job.verify_layout:
         verify.check(job, worker, group)
     trainer = Trainer(job, worker, group)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from mxdist.errors import MxdistError, NonFiniteError
 from mxdist.runtime import exit_codes
 from mxdist.runtime.worker import Worker
-from mxdist.spec import EvaluationJob, Script, TrainingJob
+from mxdist.spec import Controller, EvaluationJob, Script, TrainingJob
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ def main() -> NoReturn:
     try:
         job = worker.job
         if isinstance(job, TrainingJob) and job.script is not None:
+            _check_controller(job)
             run_script(job.script)
         code = _run(job, worker)
     except BaseException as error:  # whatever it is, the supervisor must learn of it
@@ -54,6 +55,16 @@ def _run(job: TrainingJob | EvaluationJob | None, worker: Worker) -> int:
     outcome = loop.train(job, worker)
     worker.write_result(outcome.result)
     return exit_codes.STOPPED if outcome.stopped else exit_codes.DONE
+
+
+def _check_controller(job: TrainingJob) -> None:
+    """Refuse MPI for a script when this host's Horovod has none; ``hvd.init()`` would say less."""
+    if job.parallelism.controller is Controller.MPI:
+        import horovod.mxnet as hvd
+
+        from mxdist.runtime.parallel.allreduce import check_built
+
+        check_built(hvd, job.parallelism.controller, on_gpu=False)
 
 
 def run_script(script: Script) -> NoReturn:

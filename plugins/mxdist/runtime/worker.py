@@ -89,9 +89,9 @@ class Worker:
         get = environment.get
         attempt_dir, world_dir = get("MXDIST_ATTEMPT_DIR"), get("MXDIST_WORLD_DIR")
         return cls(
-            rank=int(get("HOROVOD_RANK", "0")),
-            world_size=int(get("HOROVOD_SIZE", "1")),
-            local_rank=int(get("HOROVOD_LOCAL_RANK", "0")),
+            rank=int(get("HOROVOD_RANK") or get("OMPI_COMM_WORLD_RANK", "0")),
+            world_size=int(get("HOROVOD_SIZE") or get("OMPI_COMM_WORLD_SIZE", "1")),
+            local_rank=int(get("HOROVOD_LOCAL_RANK") or get("OMPI_COMM_WORLD_LOCAL_RANK", "0")),
             attempt_dir=Path(attempt_dir) if attempt_dir else None,
             world_dir=Path(world_dir) if world_dir else None,
             runs_uri=get("MXDIST_RUNS_URI", ""),

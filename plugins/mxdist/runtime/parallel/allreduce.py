@@ -13,7 +13,9 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
+from mxdist.errors import LaunchError, Problem, SpecError
 from mxdist.runtime.parallel.base import Alone, Float64, Group
+from mxdist.spec.parallelism import Controller
 
 
 class AllReduce(Group):
@@ -46,11 +48,18 @@ class AllReduce(Group):
         return summed
 
     def broadcast_(self, arrays: Mapping[str, mx.nd.NDArray]) -> None:
-        """Replace each array by rank 0's, in the order of their names."""
-        for name in sorted(arrays):
-            self._hvd.broadcast_(arrays[name], root_rank=0, name=f"mxdist.broadcast.{name}")
-        for name in sorted(arrays):
-            arrays[name].wait_to_read()
+        """Replace each array by rank 0's, in the order of their names.
+
+        Plain copies travel: inference leaves a convolution's weight in a layout of oneDNN, which Horovod cannot read.
+        """
+        plain = {
+            name: mx.nd.array(array.asnumpy(), ctx=array.context, dtype=array.dtype) for name, array in arrays.items()
+        }
+        for name in sorted(plain):
+            self._hvd.broadcast_(plain[name], root_rank=0, name=f"mxdist.broadcast.{name}")
+        for name in sorted(plain):
+            plain[name].wait_to_read()
+            arrays[name][:] = plain[name]
 
     def broadcast_bytes(self, data: bytes) -> bytes:
         """Return rank 0's bytes: first how many, then which."""
@@ -70,6 +79,46 @@ class AllReduce(Group):
         self._hvd.shutdown()
 
 
-def join(world_size: int) -> Group:
-    """Return the group of this process: Horovod's, or a group of one without it."""
-    return AllReduce() if world_size > 1 else Alone()
+def join(world_size: int, controller: Controller = Controller.GLOO, device: mx.Context | None = None) -> Group:
+    """Return the group of this process: Horovod's, or a group of one without it.
+
+    :param controller: what ranks talk through.
+    :param device: where gradients are; default: the CPU.
+    :raises SpecError: this host's Horovod was built without what that needs.
+    :raises LaunchError: MPI does not know of the other ranks.
+    """
+    if world_size == 1:
+        return Alone()
+    import horovod.mxnet as hvd
+
+    check_built(hvd, controller, on_gpu=device is not None and device.device_type == "gpu")
+    group = AllReduce()
+    if group.size != world_size:
+        raise LaunchError(
+            f"Horovod sees a world of {group.size}, but the job has {world_size} ranks.",
+            hint="Over MPI, ranks must be started by mpirun; the launcher of this host starts each by itself. Set "
+            "parallelism.controller to gloo.",
+            retryable=False,
+        )
+    return group
+
+
+def check_built(hvd: Any, controller: Controller, *, on_gpu: bool) -> None:
+    """Refuse what this host's Horovod cannot do, before it crashes or trains each rank for itself.
+
+    :param hvd: Horovod, or what answers like it.
+    :param on_gpu: gradients are on GPUs.
+    :raises SpecError: naming what to build it with.
+    """
+    problems = []
+    if controller is Controller.MPI and not hvd.mpi_built():
+        fix = "rebuild it with HOROVOD_WITH_MPI=1 on a host that has Open MPI, or set gloo"
+        problems.append(Problem("parallelism.controller", f"this host's Horovod was built without MPI; {fix}"))
+    if controller is Controller.GLOO and not hvd.gloo_built():
+        fix = "rebuild it with HOROVOD_WITH_GLOO=1, or set mpi"
+        problems.append(Problem("parallelism.controller", f"this host's Horovod was built without Gloo; {fix}"))
+    if on_gpu and not hvd.nccl_built():
+        fix = "rebuild it with HOROVOD_GPU_OPERATIONS=NCCL, or hide the GPUs (CUDA_VISIBLE_DEVICES=)"
+        problems.append(Problem("parallelism", f"gradients are on GPUs, but Horovod was built without NCCL; {fix}"))
+    if problems:
+        raise SpecError("The job", problems)
