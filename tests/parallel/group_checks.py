@@ -36,6 +36,10 @@ def checks(group: AllReduce) -> dict[str, Any]:
     group.sum_(gradient)
     named = mx.nd.array([rank, 1.0])
     group.sum_named_(named, "checks.named")
+    conv = mx.gluon.nn.Conv2D(32, 3, in_channels=32, weight_initializer=mx.init.Constant(rank + 2))
+    conv.initialize()
+    conv(mx.nd.ones((1, 32, 8, 8))).wait_to_read()  # outside of training, this puts the weight into a layout of oneDNN
+    group.broadcast_({"conv": conv.weight.data()})
     own = mx.nd.array([float(rank)])
     group.broadcast_({"own": own})
     return {
@@ -51,6 +55,7 @@ def checks(group: AllReduce) -> dict[str, Any]:
         "share_fails": refused(lambda: group.share(fail)),
         "summed": [array.asnumpy().tolist() for array in gradient],
         "named": named.asnumpy().tolist(),
+        "reordered": sorted(set(conv.weight.data().asnumpy().ravel().tolist())),
         "broadcast": float(own.asscalar()),
         "equal": len(group.check_equal({"w": equal}, where="here")),
         "differ": refused(lambda: group.check_equal({"w": different}, where="here")),

@@ -40,6 +40,7 @@ def test_all_ranks_find_the_same(found: list[dict[str, Any]]) -> None:
         ("share_fails", "CheckpointError: torn"),
         ("summed", [[6.0], [[30.0, 3.0]]]),
         ("named", [3.0, 3.0]),
+        ("reordered", [2.0]),
         ("broadcast", 0.0),
         ("equal", 64),
         ("differ", "TrainingFailed: the parameters of rank 2 differ from those of rank 0 here."),
