@@ -6,6 +6,8 @@ own test finds the fault.
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -15,7 +17,7 @@ import mxnet as mx
 import numpy as np
 
 from mxdist.runtime import batches, loop, network, normalisation, rank, step, update
-from mxdist.runtime.parallel import AllReduce, Group, layout
+from mxdist.runtime.parallel import AllReduce, Group, layout, links, pipeline, runner
 
 RANK = int(os.environ["HOROVOD_RANK"])
 
@@ -102,6 +104,63 @@ def local_statistics() -> None:
     normalisation.synchronise = lambda net, group: None
 
 
+def stage_not_updated() -> None:
+    """Let the rank of the second stage keep its weights."""
+    apply = update.Update.apply
+
+    def forget(self: update.Update, number: int) -> float:
+        if RANK == 1:
+            for gradient in self.gradients:
+                gradient[:] = 0
+        return apply(self, number)
+
+    update.Update.apply = forget
+
+
+def nan_in_the_last_stage() -> None:
+    """Spoil one gradient on the second rank at step 5."""
+    run, count = runner.Runner.run, itertools.count(1)
+
+    def spoil(self: runner.Runner, batch: Any) -> Any:
+        loss = run(self, batch)
+        if next(count) == 5 and RANK == 1:
+            self.stage.parameters["output.weight"].grad()[:] = np.nan
+        return loss
+
+    runner.Runner.run = spoil
+
+
+def stale_activation() -> None:
+    """Let a rank compute with what came for the micro-batch before."""
+    receive = links.Pairwise.receive
+
+    def earlier(self: links.Pairwise) -> mx.nd.NDArray:
+        now = receive(self)
+        before, self.before = getattr(self, "before", now), now.copy()
+        return before.copy() if before.shape == now.shape else now
+
+    links.Pairwise.receive = earlier
+
+
+def norm_of_one_stage() -> None:
+    """Clip each stage by the norm of its own gradient."""
+    pipeline.RankStages._squares_of_all = lambda self, squares: squares
+
+
+def recorded() -> None:
+    """Break nothing; write down when this rank's stage was at work, one line a step."""
+    run = runner.Runner.run
+    file = os.path.join(os.environ["MXDIST_WORLD_DIR"], f"spans-{RANK}.jsonl")
+
+    def record(self: runner.Runner, batch: Any) -> Any:
+        loss = run(self, batch)
+        with open(file, "a") as out:
+            out.write(json.dumps(self.timeline.spans) + "\n")
+        return loss
+
+    runner.Runner.run = record
+
+
 def unchecked() -> None:
     """Believe that all ranks hold the same parameters."""
     Group.check_equal = lambda self, arrays, where: ""
@@ -120,6 +179,11 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         drift,
         patient,
         local_statistics,
+        stage_not_updated,
+        nan_in_the_last_stage,
+        stale_activation,
+        norm_of_one_stage,
+        recorded,
         unchecked,
     )
 }

@@ -71,7 +71,7 @@ class Trainer:
         self.at = Position()
         self._layout = layouts.choose(job, self.setup, group, worker)
         self._step = Step(self._layout)
-        self._exchange = Exchange(group, self.setup.update.names, self._layout.hint)
+        self._exchange = Exchange(group, self._layout.names, self._layout.hint)
         self._saver: Saver | None = None
         self._checkpoints: Checkpoints | None = None
         if group.rank == 0 and worker.attempt is not None:

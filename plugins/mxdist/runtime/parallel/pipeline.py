@@ -25,7 +25,15 @@ from mxdist.runtime.update import Update, named_state, square_sums
 from mxdist.spec import Optimizer, Parallelism
 
 
-class DeviceStages(Layout):
+class _StageLayout(Layout):
+    """What both have in common: gradients of micro-batches are added to what is there."""
+
+    def _clear(self) -> None:
+        for gradient in self.updater.gradients:
+            gradient[:] = 0
+
+
+class DeviceStages(_StageLayout):
     """All stages on devices of this rank, each worked on by a thread of its own."""
 
     def __init__(self, stages: Stages, updater: Update, group: Group, parallelism: Parallelism) -> None:
@@ -39,8 +47,7 @@ class DeviceStages(Layout):
 
     def backward(self, batch: Batch) -> mx.nd.NDArray | None:
         """Let every stage work through the micro-batches; waits until all have."""
-        for gradient in self.updater.gradients:
-            gradient[:] = 0
+        self._clear()
         if not batch.rows:
             return None
         running = [
@@ -66,12 +73,12 @@ def _run(runner: Runner, link: Mailbox, batch: Batch) -> mx.nd.NDArray:
         raise
 
 
-class RankStages(Layout):
+class RankStages(_StageLayout):
     """One stage on this rank.
 
-    The other stages' weights and optimizer state lie in host memory, and are as old as the last ``gather``: so that
-    rank 0 can save and export the whole model, and every rank can validate it. A stage that does not fit into one
-    device's memory beside others does so; a model must fit into each host's memory.
+    The other stages' weights and optimizer state lie in host memory, and are as old as the last ``gather``: with them,
+    rank 0 saves and exports the whole model, and every rank validates a share of the examples. So a device needs memory
+    for its own stage only, and a host needs memory for the whole model once for each of its ranks.
     """
 
     def __init__(
@@ -104,8 +111,7 @@ class RankStages(Layout):
 
     def backward(self, batch: Batch) -> mx.nd.NDArray | None:
         """Work through the micro-batches; waits until this stage has."""
-        for gradient in self.updater.gradients:
-            gradient[:] = 0
+        self._clear()
         return self.runner.run(batch) if batch.rows else None
 
     def reduce(self) -> None:

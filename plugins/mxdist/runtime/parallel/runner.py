@@ -117,7 +117,10 @@ class Runner:
     def _backward(self, action: Action, batch: Batch, message: mx.nd.NDArray | None) -> None:
         began, stage = time.monotonic(), self.stage
         x, output = self._live.pop(action.part)
-        output.backward(self._weight(batch.total, stage.device) if message is None else message)
+        head = self._weight(batch.total, stage.device) if message is None else message
+        # What has no gradient, like frozen weights, is one node in the graphs of all micro-batches, and MXNet would
+        # clear it with the first; the graph goes when ``output`` does.
+        output.backward(head, retain_graph=True)
         for gradient in self._gradients:
             gradient.wait_to_read()
         if stage.passes_on:

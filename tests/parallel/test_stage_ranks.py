@@ -1,0 +1,122 @@
+"""Each stage a rank of its own, and replicas of stages: the law, what a fault on one stage tells, and their overlap."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from parallel.test_law import BOUND, Law, make_law
+from parallel.worlds import images, jobs
+
+from mxdist.runtime.checkpoint import Checkpoints
+from mxdist.store.sequence import numbered
+
+TWO = {"strategy": "pipeline", "across": "processes", "stages": 2, "micro_batches": 3}
+THREE = {**TWO, "stages": None, "cuts": ["features.2", "features.4"], "micro_batches": 4, "schedule": "gpipe"}
+REPLICAS = {**TWO, "strategy": "hybrid", "inside": "pipeline", "micro_batches": 2}
+OUTSIDE = {"strategy": "hybrid", "stages": 2}
+
+
+@pytest.fixture(scope="module")
+def sgd(tmp_path_factory: pytest.TempPathFactory) -> Law:
+    """73 examples in batches of 8: the last one has one row, so one of two replicas has none."""
+    return make_law(tmp_path_factory.mktemp("ranks") / "sgd", "sgd", 73)
+
+
+def test_one_stage_a_rank(sgd: Law) -> None:
+    assert sgd.difference(ranks=2, parallelism=TWO) < BOUND
+
+
+def test_three_stages_with_adam(tmp_path: Path) -> None:
+    law = make_law(tmp_path / "adam", "adam", 77)
+    assert law.difference(ranks=3, parallelism=THREE) < BOUND
+
+
+def test_replicas_of_stages(sgd: Law) -> None:
+    assert sgd.difference(ranks=4, parallelism=REPLICAS) < BOUND
+
+
+@pytest.mark.parametrize("inside", [{"inside": "model"}, {"inside": "pipeline", "micro_batches": 2}])
+def test_stages_on_devices_of_each_rank(sgd: Law, inside: dict[str, Any]) -> None:
+    assert sgd.difference(ranks=2, parallelism={**OUTSIDE, **inside}) < BOUND
+
+
+@pytest.mark.parametrize("mutation", ["stale_activation", "norm_of_one_stage"])
+def test_each_seeded_fault_breaks_the_law(sgd: Law, mutation: str) -> None:
+    assert sgd.difference(ranks=2, parallelism=TWO, mutation=mutation) > 1000 * BOUND
+
+
+def test_a_replica_that_drifts_is_noticed(sgd: Law) -> None:
+    attempt = sgd.jobs.claim(sgd._job(4, {"parallelism": REPLICAS}), "drift")
+    world = sgd.jobs.start(attempt, mutation="stage_not_updated")  # rank 1 alone, not rank 3 of the other replica
+    assert set(world.wait()) == {81}
+    assert "differ from those of rank 0" in world.result()["error"]["message"]
+
+
+def test_checkpoint_of_stages_goes_on_in_one_process(tmp_path: Path) -> None:
+    """Rank 0 saves weights and optimizer state of all stages, and the process that goes on holds all."""
+    small = jobs(tmp_path, {"train": images(73), "validation": images(9, seed=1)})
+    fields: dict[str, Any] = {"checkpoints": {"every_steps": 5, "keep": 100}, "optimizer": {"name": "adam"}}
+    first = small.claim(small.job(**fields, parallelism={**TWO, "world_size": 2}), "resume")
+    world = small.start(first, mutation="patient")
+    assert world.wait() == [0, 0], world.log()
+    first.store.delete([numbered("checkpoints/index", 20)])
+    saved = Checkpoints(first).newest()
+    assert saved is not None
+    assert saved.step == 15
+    trained = small.exported(first)
+    for after, size in ((first.number, 1), (first.number + 1, 2)):
+        parallelism = {**TWO, "world_size": 2} if size == 2 else {}
+        next_ = small.claim(small.job(**fields, parallelism=parallelism), "resume", after=after, origin=first.number)
+        world = small.start(next_)
+        assert set(world.wait()) == {0}, world.log()
+        again = small.exported(next_)
+        assert max(float(np.abs(trained[name] - again[name]).max()) for name in trained) < 1e-12
+        next_.store.delete([numbered("checkpoints/index", 20)])
+    told = {record.key: record.value for record in small.journal(first)}
+    assert {"validation_loss", "validation_accuracy", "pipeline_bubble"} <= told.keys()
+
+
+def test_not_a_number_names_the_rank_and_the_layer(sgd: Law) -> None:
+    attempt = sgd.jobs.claim(sgd._job(2, {"parallelism": TWO}), "nan")
+    world = sgd.jobs.start(attempt, mutation="nan_in_the_last_stage")
+    assert world.wait() == [84, 84], world.log()
+    for rank in (0, 1):
+        error = world.result(rank)["error"]
+        assert error["kind"] == "nonfinite"
+        assert "the gradient of output.weight is not finite at step 5 on rank 1" in error["message"]
+
+
+def test_stages_work_at_the_same_time(tmp_path: Path) -> None:
+    """Both ranks write down when they were at work, by the clock of their machine."""
+    small = jobs(tmp_path, {"train": images(96, shape=(1, 32, 32))})
+    fields = {"batch_size": 48, "model": {"name": "mlp", "params": {"hidden": 1024, "layers": 5}}, "epochs": 2}
+    parallelism = {**TWO, "world_size": 2, "micro_batches": 6}
+    attempt = small.claim(small.job(**fields, parallelism=parallelism), "overlap")
+    world = small.start(attempt, mutation="recorded")
+    assert world.wait() == [0, 0], world.log()
+    lines = [(world.folder / f"spans-{rank}.jsonl").read_text().splitlines() for rank in (0, 1)]
+    steps = [[json.loads(line) for line in rank] for rank in lines]
+    assert [len(rank) for rank in steps] == [4, 4]
+    together = sum(_overlap(first, second) for first, second in zip(*steps, strict=True))
+    assert together > 0
+    assert [max(_live(step) for step in rank) for rank in steps] == [2, 1]
+    told = {record.key: record.value for record in small.journal(attempt)}
+    assert [told[f"pipeline_peak_activations_{stage}"] for stage in (0, 1)] == [2, 1]
+
+
+def _overlap(first: list[Any], second: list[Any]) -> float:
+    """Return the seconds in which both stages were at work."""
+    return sum(max(0.0, min(a[2], b[2]) - max(a[1], b[1])) for a in first for b in second)
+
+
+def _live(step: list[Any]) -> int:
+    """Return the most micro-batches between their forward and their backward pass."""
+    live = most = 0
+    for (forward, _), _, _ in step:
+        live += 1 if forward else -1
+        most = max(most, live)
+    return most
