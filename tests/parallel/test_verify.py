@@ -217,3 +217,28 @@ def test_largest_difference() -> None:
     assert verify.largest_difference({"c": np.array([0.0, np.nan])}, wanted).absolute == np.inf
     assert verify.largest_difference(wanted, wanted).share == 0
     assert verify.largest_difference({"c": np.ones(2)}, {"c": np.zeros(2)}).share == np.inf
+
+
+@pytest.fixture(scope="module")
+def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What two ranks of a script were told; the same."""
+    folder = tmp_path_factory.mktemp("scripted")
+    world = start(folder, [sys.executable, str(Path(__file__).with_name("script_checks.py")), str(folder)], 2)
+    assert world.wait() == [0, 0], world.log()
+    first, second = ((folder / f"{rank}.json").read_text() for rank in range(2))
+    assert first == second
+    found: dict[str, Any] = json.loads(first)
+    return found
+
+
+def test_a_sound_script_passes(scripted: dict[str, Any]) -> None:
+    difference, unchanged = scripted["sound"]
+    assert difference < verify.BOUND
+    assert unchanged
+
+
+@pytest.mark.parametrize("fault", ["other_weights", "mean_of_means", "local_statistics", "not_reduced"])
+def test_a_script_that_trains_otherwise_is_told(scripted: dict[str, Any], fault: str) -> None:
+    message, unchanged = scripted[fault]
+    assert re.match(r"the ranks do not train as one process does: the gradient of [0-2].\w+ differs by up to", message)
+    assert unchanged

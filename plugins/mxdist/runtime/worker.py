@@ -24,7 +24,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -222,6 +222,32 @@ class Worker:
 
         asked = mx.nd.array([float(flag)], dtype="float64")
         return bool(hvd.allreduce(asked, op=hvd.Sum, name="mxdist.agree").asscalar())
+
+    def verify(
+        self,
+        net: mx.gluon.Block,
+        loss: Callable[[mx.nd.NDArray, mx.nd.NDArray], mx.nd.NDArray],
+        batch: tuple[mx.nd.NDArray, mx.nd.NDArray],
+        *,
+        reduce: Callable[[], None] | None = None,
+    ) -> float:
+        """Make sure that the ranks' gradient is the one that a single process has; every rank must call it.
+
+        Each rank computes the mean loss of its share, and the gradients are averaged over ranks; rank 0 computes that
+        of all rows at once. Weights, statistics and gradients are left as they were. All rows must fit into one rank.
+
+        :param net: with its first weights; on one device.
+        :param loss: from output and label to one value for each example.
+        :param batch: inputs and labels of this rank's share of one batch.
+        :param reduce: the script's own way: leaves the average over ranks in the parameters' gradients.
+        :return: the largest difference, as a share of the largest gradient; 0 in a world of one.
+        :raises TrainingFailed: it is more than 1e-9 (float64) or 1e-4; naming the parameter; not retryable.
+        """
+        if self.world_size == 1:
+            return 0.0
+        from mxdist.runtime import script_check
+
+        return script_check.check(net, loss, batch, reduce=reduce)
 
     def stop(self) -> NoReturn:
         """End this rank after its checkpoint, as asked: the training can go on from there."""

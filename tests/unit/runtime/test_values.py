@@ -100,15 +100,26 @@ def test_a_preprocess_of_its_own_may_fill_gaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rate", [0.5, 0])
-@pytest.mark.parametrize("parallelism", [{}, {"world_size": 2}, {"world_size": 2, "lossy": ["dropout"]}])
-def test_dropout_on_several_ranks_must_be_meant(tmp_path: Path, rate: float, parallelism: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "parallelism",
+    [
+        {},
+        {"world_size": 2},
+        {"world_size": 2, "lossy": ["dropout"]},
+        {"accumulate": 2},
+        {"strategy": "devices", "devices": 2},
+        {"strategy": "devices", "devices": 2, "lossy": ["dropout"]},
+        {"strategy": "model", "stages": 2},
+    ],
+)
+def test_dropout_in_several_parts_must_be_meant(tmp_path: Path, rate: float, parallelism: dict[str, Any]) -> None:
     (tmp_path / "own.py").write_text(
         "from mxnet.gluon import nn\ndef network(params):\n    net = nn.HybridSequential()\n"
         f"    net.add(nn.Dense(4), nn.Dropout({rate}), nn.Dense(3))\n    return net\n"
     )
     small = jobs(tmp_path, {"train": images(20, classes=3)})
     fields = {"model": {"recipe": str(tmp_path / "own.py")}, "parallelism": parallelism}
-    if rate and parallelism == {"world_size": 2}:
+    if rate and parallelism and "lossy" not in parallelism:
         with pytest.raises(SpecError, match="parallelism.lossy: the network draws random numbers .*Dropout"):
             trainer_of(small, "drop", **fields)
     else:
