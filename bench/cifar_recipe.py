@@ -14,9 +14,9 @@ def network(params: dict[str, Any]) -> mx.gluon.HybridBlock:
 
 
 def preprocess(F: Any, x: Any, params: dict[str, Any]) -> Any:
-    """Scale to 0..1, put channels first, subtract the mean and divide by the deviation."""
-    x = F.transpose(x * (1 / 255), axes=(0, 3, 1, 2))
-    scale = [1 / deviation for deviation in plain_loop.STD]
+    """Put channels first; scale to 0..1, subtract the mean and divide by the deviation: one factor, one term."""
+    x = F.transpose(x, axes=(0, 3, 1, 2))
+    scale = [1 / 255 / deviation for deviation in plain_loop.STD]
     shift = [-mean / deviation for mean, deviation in zip(plain_loop.MEAN, plain_loop.STD, strict=True)]
     planes = F.split(x, num_outputs=3, axis=1)
     return F.concat(*[planes[i] * scale[i] + shift[i] for i in range(3)], dim=1)
