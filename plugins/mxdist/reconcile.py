@@ -201,9 +201,10 @@ def _finish(client: JobClient, attempt: Attempt, logins: Mapping[str, Any]) -> I
     from mxdist.tracking.delivery import Progress
     from mxdist.tracking.replay import replay
 
-    if Progress.read(attempt).complete:  # somebody has told MLflow since
-        return
+    before = Progress.read(attempt)
     outcome = replay(attempt, job, login=logins.get(job.tracking.uri))
+    if outcome.complete and Progress.read(attempt) == before:  # somebody has told MLflow since
+        return
     done = "MLflow has everything" if outcome.complete else f"MLflow still lacks something: {outcome.message}"
     yield Step(f"{_named(attempt)}: {done}", outcome.complete)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from mxdist.hooks.cluster import ClusterHook
 from mxdist.launch.client import INDEX, JobClient
 from mxdist.operators.reconcile import ReconcileJobsOperator
 from mxdist.spec import JobState, TrainingJob
-from mxdist.store import Attempt, JobRun, open_store
+from mxdist.store import Attempt, Cause, JobRun, open_store
 from mxdist.tracking.client import Client
+from mxdist.tracking.delivery import Progress
 from mxdist.tracking.gate import Rule, Scores
 from mxdist.tracking.registry import Candidate, Registry
 from mxdist.tracking.runs import find_or_create_parent, find_or_create_run
@@ -291,6 +293,19 @@ def test_deleted_run_is_closed_as_a_whole(
     assert (status(mlflow, run_id), status(mlflow, parent)) == ("KILLED", "KILLED")
     assert mlflow.get_run(run_id).data.tags["mxdist.state"] == "CANCELLED"
     assert platform.alive == set()
+
+
+def test_run_that_was_closed_otherwise_than_its_job_ended_is_mended_once(
+    tracked: tuple[Attempt, str, str], airflow: Answers, mlflow: MlflowClient
+) -> None:
+    attempt, run_id, _ = tracked
+    delivered = Progress(run_id=run_id, closed="SUCCEEDED", complete=True)
+    attempt.store.write_json("tracking.json", asdict(delivered))
+    mlflow.set_terminated(run_id, "FINISHED")
+    end(attempt, JobState.FAILED, Cause("killed", "rank 1 was killed"), tracking_complete=False)
+    assert run("mxdist_mlflow")["done"] == ["train-1 attempt 1: MLflow has everything"]
+    assert status(mlflow, run_id) == "FAILED"
+    assert run("mxdist_mlflow")["done"] == [], "what is told already is not said again"
 
 
 def test_mlflow_out_of_reach_is_told_and_ends_the_job_all_the_same(
