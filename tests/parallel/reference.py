@@ -137,13 +137,22 @@ class Encoder(gluon.Block):
         return mx.nd.concat(*rows, dim=0)
 
 
+def freeze(layer: gluon.Block) -> None:
+    """Let a BatchNorm use its running statistics."""
+    if isinstance(layer, nn.BatchNorm):
+        layer._kwargs["use_global_stats"] = True
+
+
 def build(case: dict, classes: int) -> gluon.Block:
     """Return the network of a case."""
     kind = case.get("network", "lenet")
-    if kind == "resnet":
+    if kind in ("resnet", "resnet_frozen"):
         resnet = gluon.model_zoo.vision.ResNetV1
         block = gluon.model_zoo.vision.BasicBlockV1
-        return resnet(block, [1, 1], [4, 4, 8], classes=classes, thumbnail=True)
+        net = resnet(block, [1, 1], [4, 4, 8], classes=classes, thumbnail=True)
+        if kind == "resnet_frozen":
+            net.apply(freeze)
+        return net
     if kind == "encoder":
         return Encoder(classes)
     if kind == "mlp":

@@ -8,13 +8,18 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 import pytest
-from parallel.inprocess import trainer_of
+from parallel.inprocess import trainer_of, worker_of
 from parallel.test_law import BOUND, Law, make_law
 from parallel.worlds import images, jobs
 
-from mxdist.errors import TrainingFailed
+from mxdist.errors import SpecError, TrainingFailed
+from mxdist.runtime import loop
 from mxdist.runtime.batches import Batch
-from mxdist.runtime.parallel import devices, layout
+from mxdist.runtime.checkpoint import Checkpoints
+from mxdist.runtime.parallel import Alone, devices, layout
+from mxdist.spec import TrainingJob
+from mxdist.store import Attempt
+from mxdist.store.sequence import numbered
 
 TWO = {"strategy": "devices", "devices": 2}
 
@@ -201,3 +206,32 @@ def test_gradients_that_are_not_zeroed_break_the_law(law: Law, monkeypatch: pyte
 
     monkeypatch.setattr(layout.Whole, "backward", forget)
     assert law.here(parallelism={"accumulate": 2}) > 1000 * BOUND
+
+
+@pytest.mark.parametrize("batch_norm", [None, "synchronised"])
+@pytest.mark.parametrize("parallelism", [TWO, {"accumulate": 2}], ids=["devices", "accumulate"])
+def test_statistics_of_a_part_are_refused(tmp_path: Path, parallelism: Any, batch_norm: str | None) -> None:
+    model = {"name": "lenet", "params": {"channels": 2, "hidden": 4, "batch_norm": True}}
+    small = jobs(tmp_path, {"train": images(16, shape=(1, 16, 16))})
+    with pytest.raises(SpecError, match="parallelism.batch_norm: .*frozen"):
+        trainer_of(small, "parts", model=model, parallelism={**parallelism, "batch_norm": batch_norm})
+
+
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path: Path) -> None:
+    """Replicas take the weights that a checkpoint brings."""
+    small = jobs(tmp_path, {"train": images(24)})
+    fields = {"parallelism": TWO, "optimizer": {"momentum": 0.9}}
+    first = small.claim(small.job(**fields), "whole")
+    loop.Trainer(parsed(first), worker_of(small, first), Alone()).run()
+    first.store.delete([numbered("checkpoints/index", 6)])
+    assert Checkpoints(first).newest().step == 3  # type: ignore[union-attr]
+    second = small.claim(small.job(**fields), "whole", after=first.number, origin=first.claim.origin)
+    loop.Trainer(parsed(second), worker_of(small, second), Alone()).run()
+    whole, resumed = small.exported(first), small.exported(second)
+    assert all((whole[name] == resumed[name]).all() for name in whole)
+
+
+def parsed(attempt: Attempt) -> TrainingJob:
+    job = attempt.claim.parsed()
+    assert isinstance(job, TrainingJob)
+    return job

@@ -20,8 +20,11 @@ def network(params):
     return ResNetV1(BasicBlockV1, [1, 1], [4, 4, 8], classes=params["classes"], thumbnail=True)
 """
 NORM = {"name": "lenet", "params": {"channels": 4, "hidden": 16, "batch_norm": True}}
+ROWS: tuple[dict[str, Any], ...] = ({"strategy": "devices", "devices": 3}, {"accumulate": 3})
+"""What one process does in parts."""
+
 SIZE = {"layers": 2, "units": 8, "heads": 2, "hidden": 12, "vocabulary": 20, "positions": 9}
-TOGETHER = {"parallelism": {"batch_norm": "synchronised"}}
+TOGETHER: dict[str, Any] = {"parallelism": {"batch_norm": "synchronised"}}
 
 
 def sequences(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -59,7 +62,8 @@ def test_local_statistics_on_purpose_train_and_agree(norm: Law) -> None:
 def test_frozen_batch_norm(tmp_path: Path) -> None:
     law = make_law(tmp_path / "frozen", "adam", 77, network="lenet_frozen")
     assert law.difference(ranks=2, model=NORM, parallelism={"batch_norm": "frozen"}) < BOUND
-    assert law.here(model=NORM, parallelism={"batch_norm": "frozen"}) < BOUND
+    for row in ({}, *ROWS):
+        assert law.here(model=NORM, parallelism={"batch_norm": "frozen", **row}) < BOUND
 
 
 def test_small_resnet_of_the_zoo(tmp_path: Path) -> None:
@@ -67,6 +71,14 @@ def test_small_resnet_of_the_zoo(tmp_path: Path) -> None:
     law = make_law(tmp_path / "resnet", "adam", 77, network="resnet", shape=(3, 16, 16))  # 5 rows: 2 and 3
     (tmp_path / "resnet.py").write_text(RESNET)
     assert law.difference(ranks=2, model={"recipe": str(tmp_path / "resnet.py")}, **TOGETHER) < BOUND
+
+
+def test_frozen_resnet_in_parts(tmp_path: Path) -> None:
+    law = make_law(tmp_path / "resnet", "sgd", 75, network="resnet_frozen", shape=(3, 16, 16))
+    (tmp_path / "resnet.py").write_text(RESNET)
+    for row in ROWS:
+        found = law.here(model={"recipe": str(tmp_path / "resnet.py")}, parallelism={"batch_norm": "frozen", **row})
+        assert found < BOUND
 
 
 @pytest.mark.parametrize(("network", "optimizer"), [("mlp", "sgd"), ("encoder", "adam")])
@@ -78,3 +90,5 @@ def test_networks_without_batch_norm(tmp_path: Path, network: str, optimizer: st
     data = sequences(73) if network == "encoder" else images(73, shape=(1, 16, 16))
     law = make_law(tmp_path / network, optimizer, 73, network=network, data=data)
     assert law.difference(ranks=2, model=models[network]) < BOUND
+    for row in ROWS:
+        assert law.here(model=models[network], parallelism=row) < BOUND

@@ -187,8 +187,8 @@ def _check_random(operators: list[str], parallelism: Parallelism) -> None:
     parts = parallelism.world_size * parallelism.devices_per_rank * parallelism.accumulate * parallelism.micro_batches
     if operators and parts > 1 and Lossy.DROPOUT not in parallelism.lossy:
         problem = (
-            f"the network draws random numbers ({', '.join(operators)}), others for each of {parts} "
-            "parts of the work, so it trains another model than one process does; add dropout to lossy if that is meant, take "
+            f"the network draws random numbers ({', '.join(operators)}), others for each of {parts} parts of "
+            "the work, so it trains another model than one process does; add dropout to lossy if that is meant, take "
             "these layers out, or train with one rank on one device"
         )
         raise SpecError("The job", [Problem("parallelism.lossy", problem)])

@@ -84,13 +84,6 @@ def test_threads_fill_the_cores(cores: int, ranks: int, asked: int | None, threa
     assert {rank.environment["OMP_NUM_THREADS"] for rank in plan.ranks} == {threads}
 
 
-def test_job_cannot_name_itself_another_place_in_the_world() -> None:
-    document = {"name": "x", "script": {"path": "/a.py", "env": {"HOROVOD_RANK": "9", "MXDIST_JOB_KEY": "other"}}}
-    environment = plan_of(document).ranks[0].environment
-
-    assert (environment["HOROVOD_RANK"], environment["MXDIST_JOB_KEY"]) == ("0", "key-1")
-
-
 @pytest.mark.parametrize("stall_s", [0.5, 1, 2, 5, 6, 299.5, 300])
 def test_horovod_shuts_down_after_it_has_warned(stall_s: float) -> None:
     document = {"name": "x", "script": {"path": "/a.py"}, "limits": {"stall_timeout_s": stall_s}}
