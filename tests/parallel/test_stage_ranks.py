@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from parallel.test_law import BOUND, Law, make_law
+from parallel.test_law_models import SIZE, sequences
 from parallel.worlds import images, jobs
 
 from mxdist.runtime.checkpoint import Checkpoints
@@ -33,6 +34,13 @@ def test_one_stage_a_rank(sgd: Law) -> None:
 def test_three_stages_with_adam(tmp_path: Path) -> None:
     law = make_law(tmp_path / "adam", "adam", 77)
     assert law.difference(ranks=3, parallelism=THREE) < BOUND
+
+
+def test_transformer_encoder_on_two_ranks(tmp_path: Path) -> None:
+    """What hides padding is made on each rank from the tokens."""
+    law = make_law(tmp_path / "encoder", "adam", 73, network="encoder", data=sequences(73))
+    model = {"name": "transformer_encoder", "params": {**SIZE, "pad_id": 0}}
+    assert law.difference(ranks=2, model=model, parallelism=TWO) < BOUND
 
 
 def test_replicas_of_stages(sgd: Law) -> None:

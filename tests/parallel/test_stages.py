@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from parallel.inprocess import trainer_of, worker_of
 from parallel.test_law import BOUND, Law, make_law
-from parallel.test_law_models import NORM
+from parallel.test_law_models import NORM, SIZE, sequences
 from parallel.worlds import Jobs, images, jobs
 
 from mxdist.errors import SpecError
@@ -42,6 +42,11 @@ def sgd(tmp_path_factory: pytest.TempPathFactory) -> Law:
 @pytest.fixture(scope="module")
 def adam(tmp_path_factory: pytest.TempPathFactory) -> Law:
     return make_law(tmp_path_factory.mktemp("stages") / "adam", "adam", 77)
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Law:
+    return make_law(tmp_path_factory.mktemp("stages") / "encoder", "adam", 73, network="encoder", data=sequences(73))
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +98,13 @@ def test_small_resnet_of_the_zoo_in_stages(tmp_path: Path) -> None:
     (tmp_path / "resnet.py").write_text(RESNET)
     parallelism = {"strategy": "model", "cuts": ["features.2.0", "output"]}
     assert law.here(model={"recipe": str(tmp_path / "resnet.py")}, parallelism=parallelism) < BOUND
+
+
+@pytest.mark.parametrize("parallelism", [MODEL, {**GPIPE, "cuts": ["encoder.layer.1", "classifier"], "stages": None}])
+def test_transformer_encoder_in_stages(encoder: Law, parallelism: dict[str, Any]) -> None:
+    """What hides padding reaches every stage."""
+    model = {"name": "transformer_encoder", "params": {**SIZE, "pad_id": 0}}
+    assert encoder.here(model=model, parallelism=parallelism) < BOUND
 
 
 def stale_activation(patch: pytest.MonkeyPatch) -> None:

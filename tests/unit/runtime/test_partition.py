@@ -6,7 +6,6 @@ import itertools
 import random
 from typing import Any
 
-import mxnet as mx
 import pytest
 from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
@@ -43,7 +42,7 @@ class Reversed(nn.HybridBlock):
 
 
 def lenet() -> list[partition.Layer]:
-    return partition.chain(models.build("lenet", {"classes": 3}))
+    return partition.layers_of(models.build("lenet", {"classes": 3}))
 
 
 def layout(**fields: Any) -> Parallelism:
@@ -58,7 +57,7 @@ def test_layers_of_a_chain_have_standard_names() -> None:
     ("name", "count", "last_unit"), [("resnet18_v1", 14, "features.7.1"), ("alexnet", 14, "features.12")]
 )
 def test_networks_of_the_zoo_are_chains(name: str, count: int, last_unit: str) -> None:
-    names = [layer.name for layer in partition.chain(vision.get_model(name))]
+    names = [layer.name for layer in partition.layers_of(vision.get_model(name))]
     assert (len(names), names[-1]) == (count, "output")
     assert last_unit in names
 
@@ -72,7 +71,7 @@ def test_what_is_no_chain_is_one_layer(block: type[nn.HybridBlock]) -> None:
 
 
 def test_a_chain_stands_for_its_first_layer() -> None:
-    layers = partition.chain(vision.resnet18_v1())
+    layers = partition.layers_of(vision.resnet18_v1())
     names = [layer.name for layer in layers]
     cuts = ["features.5", "features.6.1", "output"]
     assert partition.begin(layers, layout(cuts=cuts), None) == [
@@ -99,7 +98,7 @@ def test_more_stages_than_layers() -> None:
 
 def test_a_network_that_cannot_be_cut_says_so() -> None:
     with pytest.raises(SpecError, match="does not call its layers one after the other"):
-        partition.begin(partition.chain(Residual()), layout(stages=2), None)
+        partition.begin(partition.layers_of(Residual()), layout(stages=2), None)
 
 
 def test_a_parameter_of_two_stages_is_refused() -> None:
@@ -171,9 +170,25 @@ def test_what_each_schedule_promises(stages: int, parts: int) -> None:
     assert turns == same == 2 * (parts + stages - 1)
 
 
-def test_graphs_are_compared_without_the_names_of_operators() -> None:
-    net = models.build("mlp", {"classes": 3})
-    children = list(net._children.values())
-    assert partition._nodes(partition.graph_of([net])) == partition._nodes(partition.graph_of(children))
-    assert partition._nodes(partition.graph_of([net])) != partition._nodes(partition.graph_of(children[:1]))
-    assert isinstance(partition.graph_of(children), mx.sym.Symbol)
+def test_layers_that_a_transformer_says_it_has() -> None:
+    size = {"layers": 2, "units": 8, "heads": 2, "hidden": 12, "vocabulary": 20, "positions": 9, "classes": 3}
+    for pad_id in ({}, {"pad_id": 0}):
+        layers = partition.layers_of(models.build("transformer_encoder", {**size, **pad_id}))
+        names = ["embeddings", "encoder.layer.0", "encoder.layer.1", "pooler", "classifier"]
+        assert [layer.name for layer in layers] == names
+        assert [layer.takes_inputs for layer in layers] == [
+            name.startswith("encoder") and bool(pad_id) for name in names
+        ]
+
+
+def test_layers_that_are_not_what_the_network_computes_are_not_believed() -> None:
+    class Wrong(Residual):
+        def chain(self) -> list[tuple[str, Any]]:
+            return [("first", self.first), ("second", self.second)]
+
+    class Right(Reversed):
+        def chain(self) -> list[tuple[str, Any]]:
+            return [("sooner", self.sooner), ("later", self.later)]
+
+    assert [layer.name for layer in partition.layers_of(Wrong())] == [""]
+    assert [layer.name for layer in partition.layers_of(Right())] == ["sooner", "later"]

@@ -12,6 +12,7 @@ start of the layers that write into the residual stream is kept: deviation 0.02 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import mxnet as mx
@@ -60,6 +61,24 @@ class Container(nn.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
         super().__init__()
         for name, layer in layers.items():
             setattr(self, name, layer)
+
+
+class Part(nn.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
+    """What a network does with one of its blocks, as a block of its own.
+
+    :param compute: called with mx.nd or mx.sym, and the inputs.
+    """
+
+    takes_inputs = False
+
+    def __init__(self, compute: Callable[..., Any], block: mx.gluon.HybridBlock) -> None:
+        super().__init__()
+        self._compute = compute
+        self.block = block
+
+    def hybrid_forward(self, F: Any, *inputs: Any) -> Any:
+        """Return what the network would."""
+        return self._compute(F, *inputs)
 
 
 def dense(units: int, inputs: int, **options: Any) -> nn.Dense:
@@ -176,20 +195,44 @@ class Encoder(nn.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
 
     def hybrid_forward(self, F: Any, tokens: Any) -> Any:
         """Return one score for each class, (rows, classes), of token ids (rows, tokens)."""
-        x = self.sequence(F, tokens)
-        first = F.reshape(F.slice_axis(x, axis=1, begin=0, end=1), shape=(0, -1))
-        return self.classifier(dropout(F, self.pooler.dense(first), self._rate))
+        return self._classify(F, self._pool(F, self.sequence(F, tokens)))
+
+    def chain(self) -> list[tuple[str, mx.gluon.HybridBlock]]:
+        """Return the parts that a pipeline may cut between; what hides padding is made again from the tokens."""
+        layers = [
+            (
+                f"encoder.layer.{number}",
+                Part(lambda F, x, *tokens, layer=layer: layer(x, *self._hide(F, *tokens)), layer),
+            )
+            for number, layer in enumerate(self.encoder.layer)
+        ]
+        for _, part in layers:
+            part.takes_inputs = self._pad_id is not None
+        ends = [("pooler", Part(self._pool, self.pooler)), ("classifier", Part(self._classify, self.classifier))]
+        return [("embeddings", Part(self._embed, self.embeddings)), *layers, *ends]
+
+    def _hide(self, F: Any, *tokens: Any) -> tuple[Any, ...]:
+        return () if self._pad_id is None else tuple(padding(F, each, self._pad_id) for each in tokens)
+
+    def _pool(self, F: Any, x: Any) -> Any:
+        return self.pooler.dense(F.reshape(F.slice_axis(x, axis=1, begin=0, end=1), shape=(0, -1)))
+
+    def _classify(self, F: Any, x: Any) -> Any:
+        return self.classifier(dropout(F, x, self._rate))
 
     def sequence(self, F: Any, tokens: Any) -> Any:
         """Return the last layer's output, (rows, tokens, units)."""
-        known = self.embeddings
-        x = known.word_embeddings(tokens) + known.token_type_embeddings(F.zeros_like(tokens))
-        x = F.broadcast_add(x, F.expand_dims(known.position_embeddings(F.contrib.arange_like(tokens, axis=1)), axis=0))
-        x = dropout(F, known.LayerNorm(x), self._rate)
-        hidden = () if self._pad_id is None else (padding(F, tokens, self._pad_id),)
+        x = self._embed(F, tokens)
+        hidden = self._hide(F, tokens)
         for layer in self.encoder.layer:
             x = layer(x, *hidden)
         return x
+
+    def _embed(self, F: Any, tokens: Any) -> Any:
+        known = self.embeddings
+        x = known.word_embeddings(tokens) + known.token_type_embeddings(F.zeros_like(tokens))
+        x = F.broadcast_add(x, F.expand_dims(known.position_embeddings(F.contrib.arange_like(tokens, axis=1)), axis=0))
+        return dropout(F, known.LayerNorm(x), self._rate)
 
 
 class DecoderLayer(nn.HybridBlock):  # type: ignore[misc]  # mxnet is untyped

@@ -6,6 +6,10 @@ its graph is compared with the graph of that very call. So ``HybridSequential`` 
 block, an attention, a layer with an activation inside are not, and are never cut. Chains inside of chains are opened;
 what is left is a sequence of layers, each by its standard name (``features.4``).
 
+A network that does more between its layers may say itself what its layers are, by a method ``chain()`` that returns
+pairs of a name and a block; a block whose ``takes_inputs`` is true is called with the network's inputs as well (a mask
+that every layer of a Transformer needs is then made anew by each stage). That, too, is compared with its graph.
+
 A cut is named by the layer that the next stage begins with; the name of a chain stands for its first layer.
 """
 
@@ -38,11 +42,37 @@ class Layer:
     block: mx.gluon.HybridBlock
     also: tuple[str, ...] = ()
 
+    @property
+    def takes_inputs(self) -> bool:
+        """Whether it is called with the network's inputs, too."""
+        return bool(getattr(self.block, "takes_inputs", False))
+
+    def __call__(self, x: Any, inputs: Any) -> Any:
+        """Return its output.
+
+        :param x: of the layer before.
+        :param inputs: of the network.
+        """
+        return self.block(x, inputs) if self.takes_inputs else self.block(x)
+
+
+def layers_of(net: mx.gluon.HybridBlock) -> list[Layer]:
+    """Return the layers of a network, in the order in which they are called."""
+    declared = getattr(net, "chain", None)
+    if callable(declared):
+        layers = [Layer(name, block) for name, block in declared()]
+        return layers if _same([Layer("", net)], layers) else [Layer("", net)]
+    return chain(net)
+
 
 def chain(net: mx.gluon.HybridBlock, name: str = "", also: tuple[str, ...] = ()) -> list[Layer]:
-    """Return the layers of a network, in the order in which they are called."""
+    """Return the layers of a block, by calling its children one after the other.
+
+    :param name: its standard name.
+    :param also: the chains that begin with it.
+    """
     children = dict(net._children.items())
-    if not children or not _calls_in_order(net, list(children.values())):
+    if not children or not _same([Layer("", net)], [Layer(key, block) for key, block in children.items()]):
         return [Layer(name, net, also)]
     names = also if not name else (*also, name)
     found: list[Layer] = []
@@ -115,11 +145,11 @@ def parameter_bytes(layers: Sequence[Layer]) -> list[float]:
     ]
 
 
-def graph_of(blocks: Sequence[mx.gluon.HybridBlock]) -> mx.sym.Symbol:
-    """Return the graph of blocks called one after the other on ``data``."""
-    x = mx.sym.var("data")
-    for block in blocks:
-        x = block(x)
+def graph_of(layers: Sequence[Layer]) -> mx.sym.Symbol:
+    """Return the graph of layers called one after the other on ``data``."""
+    x = inputs = mx.sym.var("data")
+    for layer in layers:
+        x = layer(x, inputs)
     return x
 
 
@@ -150,26 +180,28 @@ def _refuse(layers: Sequence[Layer], problems: list[Problem]) -> None:
     raise SpecError("The job", [Problem(problem.path, problem.message + there) for problem in problems])
 
 
-def _calls_in_order(net: mx.gluon.HybridBlock, children: list[Any]) -> bool:
+def _same(some: Sequence[Layer], others: Sequence[Layer]) -> bool:
+    """Return whether two ways to call layers compute the same."""
+    known: dict[Any, int] = {}
     try:
-        return bool(_nodes(graph_of([net])) == _nodes(graph_of(children)))
+        return _meaning(graph_of(some), known) == _meaning(graph_of(others), known)
     except Exception:  # a child that takes two inputs, a block that returns two: whatever it says, it is not a chain
         return False
 
 
-def _nodes(graph: mx.sym.Symbol) -> Any:
-    """Return what a graph computes, without the names of its operators."""
+def _meaning(graph: mx.sym.Symbol, known: dict[Any, int]) -> list[tuple[int, int]]:
+    """Return what a graph computes: numbers that are equal for equal expressions.
+
+    :param known: the number of each expression. The names of operators do not count, nor how often it is computed.
+    """
     document = json.loads(graph.tojson())
-    nodes = [
-        (
-            node["op"],
-            node["name"] if node["op"] == "null" else "",
-            {key: value for key, value in node.get("attrs", {}).items() if not key.startswith("__")},
-            [source[:2] for source in node["inputs"]],  # the third counts what happened to a symbol, not in the graph
-        )
-        for node in document["nodes"]
-    ]
-    return nodes, [head[:2] for head in document["heads"]]
+    numbers: list[int] = []
+    for node in document["nodes"]:
+        attributes = sorted((k, v) for k, v in node.get("attrs", {}).items() if not k.startswith("__"))
+        name = node["name"] if node["op"] == "null" else ""
+        sources = tuple((numbers[source], output) for source, output, *_ in node["inputs"])
+        numbers.append(known.setdefault((node["op"], name, tuple(attributes), sources), len(known)))
+    return [(numbers[node], output) for node, output, *_ in document["heads"]]
 
 
 def names_of(net: mx.gluon.Block, layers: Sequence[Layer]) -> dict[str, mx.gluon.Parameter]:

@@ -99,11 +99,12 @@ class Runner:
     def _forward(self, action: Action, batch: Batch, rows: slice, message: mx.nd.NDArray | None) -> mx.nd.NDArray:
         began, stage = time.monotonic(), self.stage
         x = _part(batch.x, rows, stage.device) if message is None else message
-        inputs = (x, _part(batch.y, rows, stage.device)) if stage.last else (x,)
+        targets = (_part(batch.y, rows, stage.device),) if stage.last else ()
+        stored = (_part(batch.x, rows, stage.device),) if stage.wants_inputs else ()
         if stage.passes_on:
             x.attach_grad()
         with autograd.record():
-            output = stage.training(*inputs)
+            output = stage.training(x, *targets, *stored)
         if stage.goes_back:
             self._live[action.part] = (x, output)
             self.timeline.peak = max(self.timeline.peak, len(self._live))

@@ -31,21 +31,25 @@ Shape = tuple[int, ...]
 class StageGraph(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
     """The layers of one stage, one after the other.
 
-    :param prepare: what makes stored inputs fit for the network; for the first stage.
+    :param prepare: what makes stored inputs fit for the network.
+    :param first: inputs are stored ones. Another stage takes them as a second input if one of its layers wants them.
     """
 
-    def __init__(self, layers: Sequence[Layer], prepare: Callable[[Any, Any], Any] | None) -> None:
+    def __init__(self, layers: Sequence[Layer], prepare: Callable[[Any, Any], Any], *, first: bool) -> None:
         super().__init__()
-        self._prepare = prepare
+        self._layers, self._prepare, self._first = tuple(layers), prepare, first
         for number, layer in enumerate(layers):
             self.register_child(layer.block, str(number))
 
-    def hybrid_forward(self, F: Any, x: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any, stored: Any = None) -> Any:
         """Return what goes to the next stage."""
-        if self._prepare is not None:
-            x = self._prepare(F, x)
-        for layer in self._children.values():
-            x = layer(x)
+        inputs = None
+        if self._first:
+            x = inputs = self._prepare(F, x)
+        elif stored is not None:
+            inputs = self._prepare(F, stored)
+        for layer in self._layers:
+            x = layer(x, inputs)
         return x
 
 
@@ -57,9 +61,9 @@ class LastGraph(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
         self.stage = stage
         self.loss = loss
 
-    def hybrid_forward(self, F: Any, x: Any, y: Any) -> Any:
+    def hybrid_forward(self, F: Any, x: Any, y: Any, *stored: Any) -> Any:
         """Return the sum of the loss of all rows."""
-        return F.sum(self.loss(self.stage(x), y))
+        return F.sum(self.loss(self.stage(x, *stored), y))
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Stage:
     :param graph: from what comes in to what goes out.
     :param training: the same; for the last stage, to the sum of the loss, with targets as a second input.
     :param parameters: by standard name, running statistics among them.
+    :param wants_inputs: it takes stored inputs beside what comes from the stage before.
     :param passes_on: gradients go on to the stage before, because something is trained there or earlier.
     """
 
@@ -79,6 +84,7 @@ class Stage:
     graph: StageGraph
     training: mx.gluon.HybridBlock
     parameters: dict[str, mx.gluon.Parameter]
+    wants_inputs: bool
     passes_on: bool
 
     @property
@@ -90,6 +96,12 @@ class Stage:
     def last(self) -> bool:
         """Whether the loss is here."""
         return self.index == self.count - 1
+
+    def stored(self, x: Any) -> tuple[Any, ...]:
+        """Return the second input, if there is one, from stored inputs."""
+        if not self.wants_inputs:
+            return ()
+        return (x.as_in_context(self.device) if isinstance(x, mx.nd.NDArray) else x,)
 
     @property
     def trained(self) -> dict[str, mx.gluon.Parameter]:
@@ -119,7 +131,7 @@ class Staged(network.Forward):
             return super().forward(x, *rest)
         value = x
         for stage in self._stages:
-            value = stage.graph(value.as_in_context(stage.device))
+            value = stage.graph(value.as_in_context(stage.device), *stage.stored(x))
         return value.as_in_context(x.context)
 
 
@@ -141,9 +153,10 @@ class Stages:
     def shapes(self, rows: int) -> list[Shape]:
         """Return the shapes of what each stage but the last sends on for ``rows`` examples."""
         if rows not in self._shapes:
-            x, sent = mx.sym.var("data"), []
+            x = stored = mx.sym.var("data")
+            sent = []
             for stage in self.stages[:-1]:
-                x = stage.graph(x)
+                x = stage.graph(x, *stage.stored(stored))
                 sent.append(x)
             shape = self.forward.example(mx.cpu()).shape[1:]
             self._shapes[rows] = mx.sym.Group(sent).infer_shape(data=(rows, *shape))[1] if sent else []
@@ -165,14 +178,14 @@ def build(
     :param devices: of the stages; for those that live on other ranks, where this rank keeps its copy of the weights.
     :raises SpecError: the network cannot be cut like that.
     """
-    layers = partition.chain(forward.net)
+    layers = partition.layers_of(forward.net)
     begins = _begin(layers, parallelism, forward, x, group)
     partition.check_separate(layers, begins)
     ends = [*begins[1:], len(layers)]
     stages: list[Stage] = []
     for index, (start, end) in enumerate(zip(begins, ends, strict=True)):
         part = layers[start:end]
-        graph = StageGraph(part, forward.inputs if index == 0 else None)
+        graph = StageGraph(part, forward.inputs, first=index == 0)
         stages.append(
             Stage(
                 index=index,
@@ -182,6 +195,7 @@ def build(
                 graph=graph,
                 training=LastGraph(graph, loss) if index == len(begins) - 1 else graph,
                 parameters=partition.names_of(forward.net, part),
+                wants_inputs=index > 0 and any(layer.takes_inputs for layer in part),
                 passes_on=any(stage.trained for stage in stages),
             )
         )
@@ -204,26 +218,26 @@ def _begin(
 def _costs(layers: Sequence[Layer], balance: Balance, forward: network.Forward, x: mx.nd.NDArray) -> list[float]:
     if balance is Balance.PARAMETERS:
         return partition.parameter_bytes(layers)
-    costs, value = [], forward.inputs(mx.nd, x)
+    measure = _activation_bytes if balance is Balance.ACTIVATIONS else _seconds
+    costs = []
+    value = inputs = forward.inputs(mx.nd, x)
     for layer in layers:
-        output = layer.block(value)
-        costs.append(
-            _activation_bytes(layer.block, value) if balance is Balance.ACTIVATIONS else _seconds(layer.block, value)
-        )
-        value = output
+        costs.append(measure(layer, value, inputs))
+        value = layer(value, inputs)
     return costs
 
 
-def _activation_bytes(block: mx.gluon.HybridBlock, x: mx.nd.NDArray) -> float:
+def _activation_bytes(layer: Layer, x: mx.nd.NDArray, inputs: mx.nd.NDArray) -> float:
     """Return the bytes of all that a layer computes from one example, inside and at its end."""
-    inside = block(mx.sym.var("data")).get_internals()
+    inside = layer(mx.sym.var("x"), mx.sym.var("inputs")).get_internals()
+    given = {"x": (1, *x.shape[1:])} | ({"inputs": (1, *inputs.shape[1:])} if layer.takes_inputs else {})
     computed = [name for name in inside.list_outputs() if name not in set(inside.list_inputs())]
-    shapes = dict(zip(inside.list_outputs(), inside.infer_shape(data=(1, *x.shape[1:]))[1], strict=True))
+    shapes = dict(zip(inside.list_outputs(), inside.infer_shape(**given)[1], strict=True))
     size = sum(math.prod(shapes[name]) for name in computed)
     return float(size * x.dtype(0).itemsize)
 
 
-def _seconds(block: mx.gluon.HybridBlock, x: mx.nd.NDArray) -> float:
+def _seconds(layer: Layer, x: mx.nd.NDArray, inputs: mx.nd.NDArray) -> float:
     """Return the least time of a forward and a backward pass; what they leave behind is overwritten later."""
     best = float("inf")
     for _ in range(1 + _TIMES):
@@ -232,7 +246,7 @@ def _seconds(block: mx.gluon.HybridBlock, x: mx.nd.NDArray) -> float:
         value.wait_to_read()
         began = time.perf_counter()
         with autograd.record(train_mode=False):  # running statistics stay as they are
-            output = block(value)
+            output = layer(value, inputs)
         output.backward()
         mx.nd.waitall()
         best = min(best, time.perf_counter() - began)
