@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import mxdist
-from mxdist.cli import prune, setting
+from mxdist.cli import prune, setting, stage
 from mxdist.cli.follow import Follower, describe_progress, describe_result, exit_code
 from mxdist.errors import MxdistError, NotFound
 from mxdist.launch import JobClient, collect
@@ -183,6 +184,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=mxdist.__version__)
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add(commands, "schema", schema)
+    stage.takes(_add(commands, "stage", stage.stage))
     for name, command in (("plan", plan), ("submit", submit), ("run", run)):
         one = _add(commands, name, command)
         _takes_file(one)
@@ -216,13 +218,19 @@ def _add(
 def _takes_file(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("job", metavar="JOB.yaml", help="the job file, YAML or JSON")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="override a field of the job")
+    _takes_dataset(parser, "what `mxdist stage` printed: the dataset")
     parser.add_argument("--key", help="job key; default: the job's name and digest")
 
 
 def _takes_job(parser: argparse.ArgumentParser, *, optional: bool) -> None:
     parser.add_argument("job", nargs="?" if optional else None, metavar="JOB", help="a job key, or a job file")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as given to run or submit")
+    _takes_dataset(parser, "as given to run or submit")
     parser.add_argument("--attempt", type=int, metavar="N", help="default: the newest")
+
+
+def _takes_dataset(parser: argparse.ArgumentParser, about: str) -> None:
+    parser.add_argument("--dataset-from", type=Path, metavar="FILE", help=about)
 
 
 def _takes_places(parser: argparse.ArgumentParser) -> None:

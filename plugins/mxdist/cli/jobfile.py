@@ -12,13 +12,18 @@ from mxdist.spec import EvaluationJob, TrainingJob, parse_job
 _MAX_BYTES = 4 << 20
 
 
-def read_job(path: Path, settings: Sequence[str] = ()) -> TrainingJob | EvaluationJob:
+def read_job(
+    path: Path, settings: Sequence[str] = (), *, dataset_from: Path | None = None
+) -> TrainingJob | EvaluationJob:
     """Return the job in ``path``. The script or recipe that it names lies relative to the file itself.
 
     :param settings: ``path=value`` each, as in ``optimizer.learning_rate=0.1``; the value is YAML.
+    :param dataset_from: a file that ``mxdist stage`` printed: the job's dataset, unless a setting says otherwise.
     :raises SpecError: with everything that is wrong.
     """
-    document = _load(path)
+    document = _load(path, "is empty; a job needs a name, and a script or a model")
+    if dataset_from is not None:
+        _take_dataset(document, path, dataset_from)
     for setting in settings:
         _set(document, setting)
     _make_absolute(document, "script", "path", path.parent)
@@ -32,7 +37,7 @@ def read_job(path: Path, settings: Sequence[str] = ()) -> TrainingJob | Evaluati
         raise SpecError(str(path), error.problems) from None
 
 
-def _load(path: Path) -> dict[str, Any]:
+def _load(path: Path, empty: str) -> dict[str, Any]:
     import yaml
 
     from mxdist.cli.strict_yaml import load
@@ -49,7 +54,7 @@ def _load(path: Path) -> dict[str, Any]:
             problem += "; indent with spaces, not with tabs"
         raise SpecError(str(path), [Problem("", problem)]) from None
     if document is None:
-        raise SpecError(str(path), [Problem("", "is empty; a job needs a name, and a script or a model")])
+        raise SpecError(str(path), [Problem("", empty)])
     if not isinstance(document, dict):
         raise SpecError(str(path), [Problem("", f"must be a mapping, not {type(document).__name__}")])
     return document
@@ -62,6 +67,20 @@ def _read(path: Path) -> str:
     if len(data) > _MAX_BYTES:
         raise SpecError(str(path), [Problem("", f"is larger than {_MAX_BYTES >> 20} MiB; is it a job file?")])
     return data.decode("utf-8-sig")
+
+
+def _take_dataset(document: dict[str, Any], path: Path, staged_in: Path) -> None:
+    """Put manifest and version of a staged dataset into a job, and the storage too if the job names none."""
+    staged = _load(staged_in, "is empty and so has no dataset; did `mxdist stage` fail?")
+    found = staged if {"manifest_uri", "version"} <= staged.keys() else _part(staged, "dataset")
+    if not {"manifest_uri", "version"} <= found.keys():
+        raise SpecError(str(staged_in), [Problem("", "has no dataset: manifest_uri and version from `mxdist stage`")])
+    dataset = document.get("dataset") or {}
+    if not isinstance(dataset, dict):
+        raise SpecError(str(path), [Problem("dataset", f"must be a mapping, not {type(dataset).__name__}")])
+    document["dataset"] = {**dataset, **{name: found[name] for name in ("manifest_uri", "version")}}
+    if "storage" in staged and isinstance(document.get("storage") or {}, dict):
+        document["storage"] = {**_part(staged, "storage"), **_part(document, "storage")}
 
 
 def _set(document: dict[str, Any], setting: str) -> None:

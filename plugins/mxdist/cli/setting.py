@@ -18,8 +18,17 @@ from mxdist.store import Attempt, open_store
 
 def default_runs() -> str:
     """Return the run store for those who named none."""
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return os.environ.get("MXDIST_RUNS_URI") or f"{state}/mxdist/runs"
+    return os.environ.get("MXDIST_RUNS_URI") or f"{_state()}/mxdist/runs"
+
+
+def default_data() -> str:
+    """Return where datasets are staged by those who named no place."""
+    return os.environ.get("MXDIST_DATA_URI") or f"{_state()}/mxdist/data"
+
+
+def absolute(uri: str) -> str:
+    """Return a URI as it is, and a folder by its whole path."""
+    return uri if "://" in uri else str(Path(uri).expanduser().absolute())
 
 
 def client(options: argparse.Namespace, job: TrainingJob | EvaluationJob | None = None) -> JobClient:
@@ -27,9 +36,7 @@ def client(options: argparse.Namespace, job: TrainingJob | EvaluationJob | None 
 
     :param job: its storage counts if no option says otherwise.
     """
-    uri = options.runs or default_runs()
-    if "://" not in uri:
-        uri = str(Path(uri).absolute())
+    uri = absolute(options.runs or default_runs())
     endpoint = options.endpoint_url or (job.storage.endpoint_url if job else None)
     region = job.storage.region if job else None
     return JobClient(open_store(uri, endpoint_url=endpoint, region=region), LocalLauncher(workdir=options.workdir))
@@ -37,7 +44,7 @@ def client(options: argparse.Namespace, job: TrainingJob | EvaluationJob | None 
 
 def job(options: argparse.Namespace) -> TrainingJob | EvaluationJob:
     """Return the job of the file that the options name."""
-    found = read_job(Path(options.job), options.set)
+    found = read_job(Path(options.job), options.set, dataset_from=options.dataset_from)
     if options.endpoint_url and found.storage.endpoint_url is None:
         storage = found.storage.model_copy(update={"endpoint_url": options.endpoint_url})
         found = found.model_copy(update={"storage": storage})
@@ -73,6 +80,10 @@ def attempt(options: argparse.Namespace, found: JobClient) -> Attempt:
 def secrets() -> dict[str, str]:
     """Return the secrets of this environment that may travel to a job."""
     return {name: os.environ[name] for name in SECRET_NAMES if os.environ.get(name)}
+
+
+def _state() -> str:
+    return os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
 
 
 def source() -> dict[str, str]:

@@ -141,3 +141,52 @@ def test_a_script_may_lie_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert job.script is not None
     home = path.startswith("~/")
     assert job.script.path == str(tmp_path / "home" / "train.py" if home else tmp_path / path)
+
+
+def test_dataset_from_a_file_goes_with_what_the_job_says(tmp_path: Path) -> None:
+    text = "name: x\nmodel: {name: mlp}\ndataset: {version: old, labels: [4, 2]}\nstorage: {region: eu-west-1}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    staged = {"dataset": DATASET, "storage": {"endpoint_url": "http://127.0.0.1:8333"}}
+    (tmp_path / "data.json").write_text(json.dumps(staged))
+    job = read_job(tmp_path / "job.yaml", ["dataset.labels=[1]"], dataset_from=tmp_path / "data.json")
+
+    assert isinstance(job, TrainingJob)
+    assert job.dataset is not None
+    assert job.dataset.model_dump() == {**DATASET, "labels": (1,)}
+    assert job.storage.model_dump() == {"endpoint_url": "http://127.0.0.1:8333", "region": "eu-west-1"}
+
+
+def test_the_jobs_own_storage_wins(tmp_path: Path) -> None:
+    text = "name: x\nmodel: {name: mlp}\nstorage: {endpoint_url: 'http://127.0.0.1:1'}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    staged = {"dataset": DATASET, "storage": {"endpoint_url": "http://127.0.0.1:8333"}}
+    (tmp_path / "data.json").write_text(json.dumps(staged))
+    job = read_job(tmp_path / "job.yaml", dataset_from=tmp_path / "data.json")
+    assert job.storage.endpoint_url == "http://127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "cannot be read: No such file"),
+        ("", "has no dataset"),
+        ("[1]", "must be a mapping, not list"),
+        ("dataset: [1]", "has no dataset"),
+        ("dataset: {manifest_uri: a}", "has no dataset"),
+        ("name: y\nscript: {path: a.py}", "has no dataset"),
+    ],
+)
+def test_a_file_that_names_no_dataset_is_told(tmp_path: Path, text: str | None, message: str) -> None:
+    (tmp_path / "job.yaml").write_text("name: x\nmodel: {name: mlp}\n")
+    if text is not None:
+        (tmp_path / "data.yaml").write_text(text)
+    with pytest.raises(SpecError, match=message) as caught:
+        read_job(tmp_path / "job.yaml", dataset_from=tmp_path / "data.yaml")
+    assert "data.yaml" in str(caught.value)
+
+
+def test_a_dataset_that_is_no_mapping_in_the_job_is_told(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: x\nmodel: {name: mlp}\ndataset: mnist\n")
+    (tmp_path / "data.json").write_text(json.dumps({"dataset": DATASET}))
+    with pytest.raises(SpecError, match=r"dataset: must be a mapping"):
+        read_job(tmp_path / "job.yaml", dataset_from=tmp_path / "data.json")
