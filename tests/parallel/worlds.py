@@ -16,7 +16,10 @@ from typing import Any
 import numpy as np
 
 from mxdist.data.stage import stage
+from mxdist.launch.plan import build_plan
+from mxdist.launch.roles import PORT_NAME, RolePlan, worker_environment
 from mxdist.runtime.rendezvous import Rendezvous
+from mxdist.runtime.world import keep_port
 from mxdist.spec import EvaluationJob, TrainingJob, parse_job
 from mxdist.store import Attempt, JobRun, open_store
 from mxdist.tracking.journal import JournalReader, Record
@@ -45,6 +48,7 @@ class World:
     folder: Path
     rendezvous: Rendezvous | None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    helpers: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def wait(self) -> list[int]:
         """Return the exit codes, once every rank has ended; those that outlive a failed one for long are killed."""
@@ -56,7 +60,7 @@ class World:
 
     def end(self) -> None:
         """Kill what is left."""
-        for process in self.processes:
+        for process in (*self.processes, *self.helpers):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -82,23 +86,41 @@ class World:
         return found
 
 
-def start(folder: Path, command: Sequence[str], size: int, environment: Mapping[str, str] | None = None) -> World:
-    """Start ``size`` ranks of ``command``, each with its log in ``folder``."""
+def start(
+    folder: Path,
+    command: Sequence[str],
+    size: int,
+    environment: Mapping[str, str] | None = None,
+    roles: Sequence[RolePlan] = (),
+) -> World:
+    """Start ``size`` ranks of ``command``, each with its log in ``folder``.
+
+    :param roles: parameter servers beside them.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     world = World(folder, Rendezvous(size) if size > 1 else None)
-    for rank in range(size):
-        with (folder / f"rank-{rank}.log").open("wb") as log:
-            world.processes.append(
-                subprocess.Popen(
-                    command,
-                    env={**os.environ, **_horovod(rank, size, world), **(environment or {})},
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
+    shared = {"PYTHONPATH": str(PLUGINS), **(environment or {})}
+    with keep_port() as port:  # until all have begun to start; nobody else starts a scheduler here
+        if roles:
+            shared[PORT_NAME] = str(port.getsockname()[1])
+        for role in roles:
+            world.helpers.append(_process(folder / f"{role.name}.log", role.command, {**shared, **role.environment}))
+        for rank in range(size):
+            variables = {**_horovod(rank, size, world), **shared}
+            world.processes.append(_process(folder / f"rank-{rank}.log", command, variables))
     return world
+
+
+def _process(log: Path, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    with log.open("wb") as file:
+        return subprocess.Popen(
+            command,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            start_new_session=True,
+        )
 
 
 def _horovod(rank: int, size: int, world: World) -> dict[str, str]:
@@ -189,7 +211,10 @@ class Jobs:
         job = attempt.claim.parsed()
         if job.parallelism.across_processes:
             variables["HOROVOD_DYNAMIC_PROCESS_SETS"] = "1"
-        return start(folder, command, size or job.parallelism.world_size, {**variables, **(environment or {})})
+        variables |= worker_environment(job)
+        plan = build_plan(job, "key", runs_uri="", python=sys.executable, workdir="", cores=[0])
+        ranks = size or job.parallelism.world_size
+        return start(folder, command, ranks, {**variables, **(environment or {})}, plan.roles)
 
     def train(self, key: str, *, mutation: str = "", **fields: Any) -> dict[str, np.ndarray]:
         """Train a job to its end and return the exported parameters."""

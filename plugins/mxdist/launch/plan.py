@@ -15,6 +15,7 @@ from typing import Any
 
 from mxdist.launch import mpi
 from mxdist.launch.diagram import draw
+from mxdist.launch.roles import PORT_NAME, RolePlan, plan_roles, worker_environment
 from mxdist.spec import Controller, EvaluationJob, Limits, ScalingPolicy, TrainingJob
 
 SECRET_NAMES = (
@@ -75,6 +76,7 @@ class Plan:
     :param diagram: who computes what, drawn.
     :param starter: what starts all ranks at once, over MPI; empty: the supervisor starts each.
     :param effective: batch and rate that a model is trained with, as they are recorded beside the job's own.
+    :param roles: the processes beside the ranks: of parameter servers.
     """
 
     name: str
@@ -92,6 +94,7 @@ class Plan:
     effective: dict[str, Any] = field(default_factory=dict)
     starter: tuple[str, ...] = ()
     diagram: tuple[str, ...] = ()
+    roles: tuple[RolePlan, ...] = ()
     runtime_names: tuple[str, ...] = RUNTIME_NAMES
     secret_names: tuple[str, ...] = SECRET_NAMES
 
@@ -122,6 +125,15 @@ class Plan:
         for rank in self.ranks:
             cores = ",".join(map(str, rank.cores)) or "any"
             rows.append(f"{rank.rank:<4}  {rank.local_rank:<5}  {rank.host:<9}  {cores:<5}  {' '.join(rank.command)}")
+        return rows + self._beside()
+
+    def _beside(self) -> list[str]:
+        if not self.roles:
+            return []
+        rows = ["", "role         host       cores  command"]
+        for role in self.roles:
+            cores = ",".join(map(str, role.cores)) or "any"
+            rows.append(f"{role.name:<11}  {role.host:<9}  {cores:<5}  {' '.join(role.command)}")
         return rows
 
     def _environment(self) -> list[str]:
@@ -133,11 +145,20 @@ class Plan:
             if own:
                 values = " ".join(f"{name}={value}" for name, value in sorted(own.items()))
                 lines.append(f"  rank {rank.rank}: {values}")
+        lines += self._role_environment()
         lines.append("set at the start")
         lines += [f"  {name}" for name in self.runtime_names]
         lines.append("secrets, if given, by name only")
         lines += [f"  {name}" for name in self.secret_names]
         return lines
+
+    def _role_environment(self) -> list[str]:
+        if not self.roles:
+            return []
+        shared = _shared([role.environment for role in self.roles])
+        own = " or ".join(sorted({role.role for role in self.roles}))
+        values = {**shared, "DMLC_ROLE": own}
+        return ["environment of every other role", *(f"  {name}={value}" for name, value in sorted(values.items()))]
 
     def _bounds(self) -> list[str]:
         return ["limits", *(f"  {name}: {'none' if value is None else value}" for name, value in self.limits.items())]
@@ -160,7 +181,7 @@ def build_plan(
     :param cores: the cores that the job may use.
     """
     attempt_dir = f"{workdir}/{job_key}/<attempt>"
-    share = _share_cores(job, cores)
+    share, roles = _share_cores(job, cores), plan_roles(job, python)
     ranks = tuple(
         _rank(job, job_key, rank, runs_uri=runs_uri, python=python, cores=share[rank], usable=len(cores))
         for rank in range(job.parallelism.world_size)
@@ -181,6 +202,8 @@ def build_plan(
         effective=_effective(job),
         starter=_starter(job, ranks),
         diagram=tuple(draw(job, [rank.host for rank in ranks])),
+        roles=roles,
+        runtime_names=tuple(sorted([*RUNTIME_NAMES, *([PORT_NAME] if roles else [])])),
     )
 
 
@@ -233,6 +256,7 @@ def _rank(
         "PYTHONUNBUFFERED": "1",
         **_user_environment(job),
         **_horovod(job, rank),
+        **worker_environment(job),
         "MXDIST_JOB_KEY": job_key,
         "MXDIST_RUNS_URI": runs_uri,
     }

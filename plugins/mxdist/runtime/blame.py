@@ -34,19 +34,27 @@ _SIGNAL_HINTS = {
 
 @dataclass(frozen=True)
 class Exit:
-    """How one rank ended.
+    """How one rank ended, or another process of its world.
 
+    :param rank: None for one that is no rank.
     :param code: its exit code; negative: killed by this signal.
     :param at: when it was seen, on any clock that only grows.
     :param log: the end of its log.
     :param error: what it reported itself: kind, message, retryable.
+    :param role: the name of one that is no rank.
     """
 
-    rank: int
+    rank: int | None
     code: int
     at: float
     log: bytes
     error: dict[str, Any] | None = None
+    role: str = ""
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return self.role or f"rank {self.rank}"
 
     @property
     def consequence(self) -> bool:
@@ -71,19 +79,19 @@ class Failure:
 def first_failure(exits: Sequence[Exit]) -> Exit | None:
     """Return the failing exit that the others follow from; None while there is none."""
     failing = [one for one in exits if one.code != exit_codes.DONE]
-    return min(failing, key=lambda one: (one.consequence, one.at, one.rank), default=None)
+    return min(failing, key=lambda one: (one.consequence, one.at, one.name), default=None)
 
 
 def judge(first: Exit, exits: Sequence[Exit], *, host: str) -> Failure:
     """Return what the first failing exit means."""
-    early = [one.rank for one in exits if one.code == exit_codes.DONE]
+    early = [one.rank for one in exits if one.code == exit_codes.DONE and one.rank is not None]
     missing = missing_ranks(first.log) if first.gave_up else []
     if missing:
-        message = f"rank {missing[0]} kept the others waiting until Horovod gave up (rank {first.rank} reported it)"
+        message = f"rank {missing[0]} kept the others waiting until Horovod gave up ({first.name} reported it)"
         message += "; it had ended with code 0" if missing[0] in early else ""
         return Failure(Cause("stall", message, True, missing[0], host, first.code), restart=True)
     kind, message, retryable = _meaning(first)
-    restart = first.code < 0 or first.code == exit_codes.RETRY
+    restart = first.code < 0 or first.code == exit_codes.RETRY or first.rank is None
     if first.consequence and early:  # nobody failed on its own, so whoever was content and left is the reason
         message = f"rank {early[0]} ended with code 0 while others still needed it ({message})"
         message += ": do all ranks have the same number of batches?"
@@ -114,14 +122,14 @@ def _meaning(first: Exit) -> tuple[str, str, bool]:
     said = str(error.get("message") or _last_words(first.log))
     told = f": {said}" if said else ""
     if first.code < 0:
-        return "rank_exit", f"rank {first.rank} was killed by {_signal_name(-first.code)}", True
+        return "rank_exit", f"{first.name} was killed by {_signal_name(-first.code)}", True
     if first.code == exit_codes.USER_ERROR:
-        return _kind(error, "user_error"), f"rank {first.rank} failed{told}", False
+        return _kind(error, "user_error"), f"{first.name} failed{told}", False
     if first.code == exit_codes.NONFINITE:
-        return "nonfinite", f"rank {first.rank} met a number that is not finite{told}", False
+        return "nonfinite", f"{first.name} met a number that is not finite{told}", False
     if first.code == exit_codes.RETRY:
-        return _kind(error, "rank_exit"), f"rank {first.rank} failed{told}", True
-    return "rank_exit", f"rank {first.rank} exited with code {first.code}{told}", True
+        return _kind(error, "rank_exit"), f"{first.name} failed{told}", True
+    return "rank_exit", f"{first.name} exited with code {first.code}{told}", True
 
 
 def _kind(error: dict[str, Any], default: str) -> str:

@@ -136,11 +136,11 @@ class _Position:
 
     def after(self, line: _Line) -> _Position:
         """Return the position once ``line`` is mirrored too."""
-        if line.rank is None:
+        if line.index is None:
             return self
         offsets = list(self.offsets) if line.world == self.world else []
-        offsets += [0] * (line.rank + 1 - len(offsets))
-        offsets[line.rank] = line.offset
+        offsets += [0] * (line.index + 1 - len(offsets))
+        offsets[line.index] = line.offset
         return _Position(line.world, offsets)
 
 
@@ -148,7 +148,7 @@ class _Position:
 class _Line:
     text: str
     world: int
-    rank: int | None
+    index: int | None
     offset: int
 
 
@@ -204,17 +204,17 @@ class LogMirror:
         """Read what the ranks have written since; ``final``: they are dead, take the end of each in any case."""
         if self._pending_bytes > _PENDING_BYTES and not final:
             return
-        for rank, tail in enumerate(self._tails):
+        for index, tail in enumerate(self._tails):
             waiting = tail.waiting()
             if waiting == 0 and not final:
                 continue
             limit = self._budget.now() // len(self._tails)
             limit = max(limit, END_BYTES) if final else limit
             if waiting > limit:
-                self._gap(rank, tail, waiting - limit)
+                self._gap(index, tail, waiting - limit)
             before = tail.offset
             for text, offset in tail.read(limit, final=final):
-                self._add(f"[{rank}] {text}", rank, offset)
+                self._add(f"[{_label(tail)}] {text}", index, offset)
             self._budget.spend(tail.offset - before)
 
     def flush(self) -> None:
@@ -236,20 +236,17 @@ class LogMirror:
             del self._pending[:count]
 
     def _follow(self, world: int, offsets: list[int]) -> None:
-        paths = sorted((self._folder / f"world-{world}").glob("rank-*.log"), key=lambda path: int(path.stem[5:]))
-        count = max(len(offsets), len(paths))
-        starts = [*offsets, *[0] * (count - len(offsets))]
         self._world = world
-        self._tails = [
-            Tail(self._folder / f"world-{world}" / f"rank-{rank}.log", start) for rank, start in enumerate(starts)
-        ]
+        paths = _log_files(self._folder / f"world-{world}", len(offsets))
+        self._tails = [Tail(path, offsets[index] if index < len(offsets) else 0) for index, path in enumerate(paths)]
 
-    def _gap(self, rank: int, tail: Tail, count: int) -> None:
+    def _gap(self, index: int, tail: Tail, count: int) -> None:
         tail.skip(count)
-        self._add(f"[{rank}] ... {count:,} bytes left out here; the full log is {tail.path}", rank, tail.offset)
+        told = f"[{_label(tail)}] ... {count:,} bytes left out here; the full log is {tail.path}"
+        self._add(told, index, tail.offset)
 
-    def _add(self, text: str, rank: int | None, offset: int) -> None:
-        self._pending.append(_Line(text, self._world, rank, offset))
+    def _add(self, text: str, index: int | None, offset: int) -> None:
+        self._pending.append(_Line(text, self._world, index, offset))
         self._pending_bytes += len(text)
 
     def _build(self) -> tuple[int, dict[str, Any]]:
@@ -262,3 +259,21 @@ class LogMirror:
             lines.append(line.text)
             position = position.after(line)
         return len(lines), {"first": self._line, "lines": lines, "at": asdict(position)}
+
+
+def _log_files(folder: Path, least: int) -> list[Path]:
+    """Return the log files of a world in a fixed order: the ranks', then those of other roles.
+
+    :param least: how many there are known to be, also when they are gone.
+    """
+    found = {path.stem for path in folder.glob("*.log")}
+    ranks = sum(stem.startswith("rank-") for stem in found)
+    roles = sorted((stem for stem in found if not stem.startswith("rank-")), key=lambda stem: (len(stem), stem))
+    names = [*(f"rank-{rank}" for rank in range(ranks)), *roles]
+    names += [f"rank-{rank}" for rank in range(len(names), least)]
+    return [folder / f"{name}.log" for name in names]
+
+
+def _label(tail: Tail) -> str:
+    """Return how lines of a file are marked: a rank by its number, other roles by name."""
+    return tail.path.stem.removeprefix("rank-").replace("-", " ")

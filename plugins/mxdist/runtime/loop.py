@@ -24,6 +24,7 @@ from mxdist.runtime.checkpoint import Checkpoints, Saved
 from mxdist.runtime.evaluate import score
 from mxdist.runtime.exchange import Exchange, Report
 from mxdist.runtime.parallel import Group, join, layouts
+from mxdist.runtime.parallel.servers import Store
 from mxdist.runtime.position import Position
 from mxdist.runtime.saver import Saver
 from mxdist.runtime.step import Step
@@ -54,6 +55,7 @@ def train(job: TrainingJob, worker: Worker) -> Outcome:
         verify.check(job, worker, group)
     trainer = Trainer(job, worker, group)
     outcome = trainer.run()
+    Store.leave()
     group.close()
     return outcome
 

@@ -29,6 +29,7 @@ from mxdist.runtime.parallel.base import Group
 from mxdist.spec.parallelism import BatchNorm, Parallelism, Strategy
 
 _KNOWN = (nn.BatchNorm, BatchNormReLU)
+_WHOLE = (Strategy.ALLREDUCE, Strategy.PARAMETER_SERVER)  # each rank has the whole network, once
 
 
 def settle(net: mx.gluon.Block, parallelism: Parallelism, group: Group) -> None:
@@ -48,9 +49,9 @@ def settle(net: mx.gluon.Block, parallelism: Parallelism, group: Group) -> None:
         return
     elif parallelism.batch_norm is None:
         raise SpecError("The job", [Problem("parallelism.batch_norm", _refusal(names, parallelism))])
-    elif parallelism.strategy is not Strategy.ALLREDUCE and not _one_copy_drifts(parallelism):
+    elif parallelism.strategy not in _WHOLE and not _one_copy_drifts(parallelism):
         kind, strategy = parallelism.batch_norm.value, parallelism.strategy.value
-        problem = f"{kind} statistics need strategy allreduce, not {strategy}; use frozen"
+        problem = f"{kind} statistics need strategy allreduce or parameter_server, not {strategy}; use frozen"
         raise SpecError("The job", [Problem("parallelism.batch_norm", problem)])
     elif parallelism.batch_norm is BatchNorm.LOCAL:
         drift(net)
@@ -71,11 +72,8 @@ def _one_copy_drifts(parallelism: Parallelism) -> bool:
 
 def _refusal(names: list[str], parallelism: Parallelism) -> str:
     shown = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
-    ways = (
-        "frozen"
-        if parallelism.strategy is not Strategy.ALLREDUCE or parallelism.accumulate > 1
-        else ("synchronised or frozen")
-    )
+    waits = parallelism.strategy in _WHOLE and parallelism.accumulate == 1 and not parallelism.servers_update
+    ways = "synchronised or frozen" if waits else "frozen"
     return (
         f"{shown}: BatchNorm takes its statistics from the rows that it sees at once, here not the global batch, so "
         f"this would train another model than one process does; set batch_norm to {ways}, freeze these layers "

@@ -6,10 +6,8 @@ by ``loop``. The exit code tells the supervisor what to do: see ``exit_codes``.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -17,12 +15,12 @@ from typing import Any, NoReturn
 
 from mxdist.errors import MxdistError, NonFiniteError
 from mxdist.runtime import exit_codes
+from mxdist.runtime.parent import die_with_parent
 from mxdist.runtime.worker import Worker
 from mxdist.spec import Controller, EvaluationJob, Script, TrainingJob
 
 log = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
 _LOST_WORLD = ("horovod", "gloo", "connection reset", "connection closed", "shut down", "nccl", "cuda")
 
 
@@ -73,27 +71,6 @@ def run_script(script: Script) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, [sys.executable, str(path), *script.args])
-
-
-def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent dies; the setting survives ``exec``."""
-    parent = os.getppid()
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-    # A parent that died before the call sends nothing any more.
-    if os.getppid() != parent or not _is_ours(parent):
-        os._exit(exit_codes.RETRY)
-
-
-def _is_ours(parent: int) -> bool:
-    """Return whether the parent belongs to the same job: an orphan's new parent does not carry its token."""
-    token = os.environ.get("MXDIST_TOKEN")
-    if not token:
-        return True
-    try:
-        return f"MXDIST_TOKEN={token}".encode() in Path(f"/proc/{parent}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
 
 
 def _failed(error: BaseException, worker: Worker) -> int:

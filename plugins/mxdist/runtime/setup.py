@@ -16,6 +16,7 @@ from mxdist.runtime import finetune, network, normalisation
 from mxdist.runtime.batches import Examples, steps_of
 from mxdist.runtime.parallel.base import Group
 from mxdist.runtime.parallel.pipeline import stage_update
+from mxdist.runtime.parallel.servers import RemoteUpdate
 from mxdist.runtime.parallel.stages import Stages
 from mxdist.runtime.parallel.stages import build as build_stages
 from mxdist.runtime.recipe import Recipe
@@ -133,7 +134,8 @@ def _cut(
 def _update(job: TrainingJob, net: mx.gluon.HybridBlock, stages: Stages | None, steps: int, group: Group) -> Update:
     if stages is not None and job.parallelism.across_processes:
         return stage_update(stages, group.rank % len(stages), job.optimizer, steps)
-    return Update(job.optimizer, network.trainable(net), steps)
+    kind = RemoteUpdate if job.parallelism.servers_update else Update
+    return kind(job.optimizer, network.trainable(net), steps)
 
 
 def fetch_dataset(dataset: Dataset, job: Any, worker: Worker) -> Path:

@@ -153,7 +153,7 @@ class Supervisor:
             stop = self._stop_wanted()
             if stop is not None:
                 return self._stop(world, stop)
-            if not world.running() or any(rank.exit_code for rank in world.ranks):
+            if not world.running() or any(member.exit_code for member in (*world.ranks, *world.helpers)):
                 ended = self._settle(world)
                 if ended is not None:
                     return ended
@@ -170,8 +170,8 @@ class Supervisor:
         return is_script or watchdog.joined or any(seen.beat for seen in watchdog.seen.values())
 
     def _settle(self, world: World) -> Ended | None:
-        """Judge the ranks that have ended; None while the reason may still be to come."""
-        exits = [rank.exit() for rank in world.ranks if rank.exit_code is not None]
+        """Judge the processes that have ended; None while the reason may still be to come."""
+        exits = world.exits()
         first = first_failure(exits)
         if first is None:
             return Ended() if not world.running() else None

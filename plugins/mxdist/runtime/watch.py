@@ -47,6 +47,7 @@ class Watchdog:
         self._first_joined_at: float | None = None
         self._all_joined_at: float | None = None
         self.seen = {rank.number: Seen(now) for rank in world.ranks}
+        self._helpers_stopped: dict[str, float] = {}
 
     @property
     def joined(self) -> bool:
@@ -58,7 +59,18 @@ class Watchdog:
         now = time.monotonic()
         for rank in self._world.running():
             self._look(rank, now)
-        return self._not_started(now) or self._stalled(now)
+        return self._stopped_helper(now) or self._not_started(now) or self._stalled(now)
+
+    def _stopped_helper(self, now: float) -> Failure | None:
+        """A server that is stopped holds up every rank, so it comes before them; servers do not beat."""
+        for helper in self._world.helpers:
+            name, process = helper.plan.name, processes.read(helper.process.pid)
+            if process is None or process.state not in "Tt":
+                self._helpers_stopped.pop(name, None)
+            elif now - self._helpers_stopped.setdefault(name, now) >= self._limits.stall_timeout_s:
+                message = f"{name} has been stopped by a signal for {self._limits.stall_timeout_s:g} s"
+                return Failure(Cause("stall", message, True, None, self._host), restart=True)
+        return None
 
     def _look(self, rank: Rank, now: float) -> None:
         seen = self.seen[rank.number]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,8 @@ from typing import Any
 
 from mxdist import processes
 from mxdist.errors import LaunchError
-from mxdist.launch.plan import USER_FOLDER, Plan, RankPlan, localize, user_file
+from mxdist.launch.plan import LOOPBACK, USER_FOLDER, Plan, RankPlan, localize, user_file
+from mxdist.launch.roles import PORT_NAME, RolePlan
 from mxdist.runtime.blame import Exit
 from mxdist.runtime.rendezvous import Rendezvous
 from mxdist.spec import EvaluationJob, TrainingJob
@@ -42,15 +44,40 @@ class Place:
 
 
 @dataclass
-class Rank:
-    """One rank's process."""
+class Member:
+    """One process of a world."""
 
-    plan: RankPlan
     process: subprocess.Popen[bytes]
     start_time: int
     folder: Path
-    exit_code: int | None = None
-    ended_at: float = 0.0
+    exit_code: int | None = field(default=None, kw_only=True)
+    ended_at: float = field(default=0.0, kw_only=True)
+
+    def reap(self) -> bool:
+        """Note the exit code if the process has ended; return whether that is new."""
+        if self.exit_code is not None:
+            return False
+        self.exit_code = self.process.poll()
+        self.ended_at = time.monotonic()
+        return self.exit_code is not None
+
+
+@dataclass
+class Helper(Member):
+    """A process that is no rank: a scheduler or a parameter server."""
+
+    plan: RolePlan
+
+    def exit(self) -> Exit:
+        """Return how it ended."""
+        return Exit(None, self.exit_code or 0, self.ended_at, tail(log_of(self.folder, self.plan)), role=self.plan.name)
+
+
+@dataclass
+class Rank(Member):
+    """One rank's process."""
+
+    plan: RankPlan
 
     @property
     def number(self) -> int:
@@ -60,15 +87,7 @@ class Rank:
     @property
     def log(self) -> Path:
         """The file that takes its output."""
-        return self.folder / f"rank-{self.number}.log"
-
-    def reap(self) -> bool:
-        """Note the exit code if the process has ended; return whether that is new."""
-        if self.exit_code is not None:
-            return False
-        self.exit_code = self.process.poll()
-        self.ended_at = time.monotonic()
-        return self.exit_code is not None
+        return log_of(self.folder, self.plan)
 
     def result(self) -> dict[str, Any]:
         """Return what the rank reported of itself; empty if it could not."""
@@ -85,6 +104,7 @@ class World:
     """World number ``number`` of an attempt.
 
     :param ranks: empty until ``start``.
+    :param helpers: the processes beside them; empty without parameter servers.
     """
 
     place: Place
@@ -93,6 +113,8 @@ class World:
     number: int
     rendezvous: Rendezvous
     ranks: list[Rank] = field(default_factory=list)
+    helpers: list[Helper] = field(default_factory=list)
+    _port: socket.socket | None = None
 
     @classmethod
     def prepare(cls, place: Place, plan: Plan, job: TrainingJob | EvaluationJob, number: int) -> World:
@@ -100,8 +122,10 @@ class World:
         world = cls(place, plan, job, number, Rendezvous(len(plan.ranks)))
         world.folder.mkdir(mode=0o700, exist_ok=True)
         write_json(world.folder / "job.json", localize(job, place.code).to_document())
-        for rank in plan.ranks:
-            (world.folder / f"rank-{rank.rank}.log").touch()
+        members: list[RankPlan | RolePlan] = [*plan.ranks, *plan.roles]
+        for member in members:
+            log_of(world.folder, member).touch()
+        world._port = keep_port() if plan.roles else None
         return world
 
     @property
@@ -114,19 +138,24 @@ class World:
 
         :raises LaunchError: a rank could not be started; those that were are left to ``end``.
         """
+        for role in self.plan.roles:
+            self.helpers.append(Helper(*self._spawn(role), self.folder, role))
         for plan in self.plan.ranks:
-            try:
-                process = self._spawn(plan)
-            except OSError as error:
-                raise LaunchError(f"cannot start rank {plan.rank} ({plan.command[0]}): {error}") from error
-            started = processes.start_time(process.pid) or 0
-            self.ranks.append(Rank(plan, process, started, self.folder))
+            self.ranks.append(Rank(*self._spawn(plan), self.folder, plan))
 
     def reap(self) -> list[Rank]:
         """Return the ranks that ended since the last call, and bury what they left behind."""
         ended = [rank for rank in self.ranks if rank.reap()]
-        processes.bury_orphans({rank.process.pid for rank in self.ranks if rank.exit_code is None})
+        for helper in self.helpers:
+            helper.reap()
+        living = (member for member in (*self.ranks, *self.helpers) if member.exit_code is None)
+        processes.bury_orphans({member.process.pid for member in living})
         return ended
+
+    def exits(self) -> list[Exit]:
+        """Return how those ended that have."""
+        members: list[Rank | Helper] = [*self.ranks, *self.helpers]
+        return [member.exit() for member in members if member.exit_code is not None]
 
     def running(self) -> list[Rank]:
         """Return the ranks that have not ended."""
@@ -145,10 +174,14 @@ class World:
         return any(self.folder.glob("rank-*.beat.json")) or (self.folder / "progress.json").exists()
 
     def signal(self, number: int) -> None:
-        """Send a signal to every process of the job but this one; stopped ones are woken to hear it."""
+        """Send a signal to every process of the job but this one; stopped ones are woken to hear it.
+
+        Those that are no ranks are left alone: ranks may need them to end well.
+        """
+        spared = {os.getpid(), *(helper.process.pid for helper in self.helpers)}
         for wanted in (number, signal.SIGCONT):
             for process in processes.find(self.place.token):
-                if process.pid != os.getpid():
+                if process.pid not in spared:
                     processes.send(process, wanted)
 
     def dump_stacks(self) -> None:
@@ -169,10 +202,20 @@ class World:
         finally:
             self.reap()
             self.rendezvous.close()
+            if self._port is not None:
+                self._port.close()
 
-    def _spawn(self, plan: RankPlan) -> subprocess.Popen[bytes]:
+    def _spawn(self, plan: RankPlan | RolePlan) -> tuple[subprocess.Popen[bytes], int]:
+        """Start one process; return it with its start time."""
+        try:
+            process = self._start(plan)
+        except OSError as error:
+            raise LaunchError(f"cannot start {_name(plan)} ({plan.command[0]}): {error}") from error
+        return process, processes.start_time(process.pid) or 0
+
+    def _start(self, plan: RankPlan | RolePlan) -> subprocess.Popen[bytes]:
         before = os.sched_getaffinity(0)
-        with (self.folder / f"rank-{plan.rank}.log").open("ab") as log:
+        with log_of(self.folder, plan).open("ab") as log:
             try:
                 if plan.cores:  # a child inherits the cores of the thread that forks it: so all its threads have them
                     os.sched_setaffinity(0, set(plan.cores) & before or before)
@@ -188,7 +231,7 @@ class World:
             finally:
                 os.sched_setaffinity(0, before)
 
-    def _environment(self, plan: RankPlan) -> dict[str, str]:
+    def _environment(self, plan: RankPlan | RolePlan) -> dict[str, str]:
         place = self.place
         path = [str(place.code), *filter(None, [plan.environment.get("PYTHONPATH")])]
         return {
@@ -196,6 +239,7 @@ class World:
             **plan.environment,
             **place.secrets,
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self.rendezvous.port),
+            **({PORT_NAME: str(self._port.getsockname()[1])} if self._port is not None else {}),
             "MXDIST_ATTEMPT": str(place.attempt),
             "MXDIST_ATTEMPT_DIR": str(place.folder),
             "MXDIST_INCARNATION": str(self.number),
@@ -210,6 +254,27 @@ class World:
         if field_name == "script.path" and main is not None:
             return main.parent if main.parent.is_dir() else self.place.code / USER_FOLDER
         return self.folder
+
+
+def log_of(folder: Path, plan: RankPlan | RolePlan) -> Path:
+    """Return the file that takes the output of a process of a world."""
+    return folder / f"{_name(plan).replace(' ', '-')}.log"
+
+
+def _name(plan: RankPlan | RolePlan) -> str:
+    return plan.name if isinstance(plan, RolePlan) else f"rank {plan.rank}"
+
+
+def keep_port() -> socket.socket:
+    """Return a bound socket whose port is kept for the scheduler of a world.
+
+    It never listens. Linux lets another socket listen on its port all the same, because both allow their address to
+    be used again, and gives the port to nobody who asks for any.
+    """
+    kept = socket.socket()
+    kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    kept.bind((LOOPBACK, 0))
+    return kept
 
 
 def tail(path: Path, limit: int = _TAIL_BYTES) -> bytes:

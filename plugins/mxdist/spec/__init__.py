@@ -8,7 +8,6 @@ from mxdist.spec.model import Head, Init, Model, Script
 from mxdist.spec.networks import NETWORKS
 from mxdist.spec.optimizer import Decay, Optimizer, OptimizerName, Schedule
 from mxdist.spec.parallelism import (
-    AVAILABLE,
     Across,
     Balance,
     BatchNorm,
@@ -25,7 +24,6 @@ from mxdist.spec.scaling import Scaling, ScalingPolicy
 from mxdist.spec.state import JobState
 
 __all__ = [
-    "AVAILABLE",
     "NETWORKS",
     "Across",
     "Balance",

@@ -12,9 +12,14 @@ from mxdist.spec.base import LABEL, Spec
 from mxdist.spec.cluster import Checkpoints, Cluster, Limits, Storage, Tracking
 from mxdist.spec.dataset import Dataset
 from mxdist.spec.model import Init, Model, Script
-from mxdist.spec.optimizer import Optimizer
+from mxdist.spec.optimizer import Decay, Optimizer
 from mxdist.spec.parallelism import BatchNorm, Compression, KVStore, Parallelism, Strategy
 from mxdist.spec.scaling import Scaling
+
+_NO_STEPS = (
+    "not with kvstore dist_async, whose servers apply each push at once, at one rate, and see no gradient whole; use "
+    "kvstore dist_sync"
+)
 
 
 class DType(StrEnum):
@@ -72,7 +77,7 @@ class TrainingJob(BaseJob):
     @classmethod
     def _model_needs_data(cls, dataset: Dataset | None, info: ValidationInfo) -> Dataset | None:
         if dataset is None and info.data.get("model") is not None:
-            raise ValueError("is required to train a model")
+            raise ValueError("is required to train a model; `mxdist stage` makes one")
         return dataset
 
     @field_validator("init")
@@ -82,11 +87,28 @@ class TrainingJob(BaseJob):
             raise ValueError("goes with a model; a script loads its own weights")
         return init
 
+    @field_validator("optimizer")
+    @classmethod
+    def _servers_can(cls, optimizer: Optimizer, info: ValidationInfo) -> Optimizer:
+        parallelism = info.data.get("parallelism")
+        if parallelism is None or not parallelism.servers_update or info.data.get("script") is not None:
+            return optimizer
+        wanted = {
+            "clip_norm": optimizer.clip_norm is not None,
+            "schedule.decay": optimizer.schedule.decay is not Decay.CONSTANT,
+            "schedule.warmup_steps": optimizer.schedule.warmup_steps > 0,
+        }
+        if names := ", ".join(name for name, given in wanted.items() if given):
+            raise ValueError(f"{names}: {_NO_STEPS}")
+        return optimizer
+
     @field_validator("scaling")
     @classmethod
     def _one_warm_up(cls, scaling: Scaling, info: ValidationInfo) -> Scaling:
         if scaling.warmup_steps and "optimizer" in info.data and info.data["optimizer"].schedule.warmup_steps:
             raise ValueError("give warmup_steps here or in optimizer.schedule, not in both")
+        if scaling.warmup_steps and "parallelism" in info.data and info.data["parallelism"].servers_update:
+            raise ValueError(f"warmup_steps: {_NO_STEPS}")
         return scaling
 
     @field_validator("batch_size")

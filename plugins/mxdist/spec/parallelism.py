@@ -21,10 +21,6 @@ class Strategy(StrEnum):
     HYBRID = "hybrid"
 
 
-AVAILABLE = (Strategy.ALLREDUCE, Strategy.DEVICES, Strategy.MODEL, Strategy.PIPELINE, Strategy.HYBRID)
-"""Strategies that run today; the others are named so that job files can say what they mean."""
-
-
 class Lossy(StrEnum):
     """What makes a training differ from that of one process; a job that wants it must say so."""
 
@@ -63,10 +59,6 @@ class Inside(StrEnum):
     DEVICES = "devices"
     MODEL = "model"
     PIPELINE = "pipeline"
-
-
-AVAILABLE_INSIDE = (Inside.DEVICES, Inside.MODEL, Inside.PIPELINE)
-"""What a hybrid can do inside today."""
 
 
 class Balance(StrEnum):
@@ -167,6 +159,11 @@ class Parallelism(Spec):
         return self.strategy in (Strategy.MODEL, Strategy.PIPELINE) or self.inside in (Inside.MODEL, Inside.PIPELINE)
 
     @property
+    def servers_update(self) -> bool:
+        """Whether optimizer steps are made by parameter servers, one for each push of a rank."""
+        return self.strategy is Strategy.PARAMETER_SERVER and self.kvstore is KVStore.DIST_ASYNC
+
+    @property
     def across_processes(self) -> bool:
         """Whether each stage is a rank of its own."""
         return self.across is Across.PROCESSES
@@ -180,13 +177,6 @@ class Parallelism(Spec):
     def replicas(self) -> int:
         """Copies of the model that train on different rows: what a global batch is shared by."""
         return self.world_size // self.stage_count if self.across_processes else self.world_size
-
-    @field_validator("strategy")
-    @classmethod
-    def _available(cls, strategy: Strategy) -> Strategy:
-        if strategy not in AVAILABLE:
-            raise ValueError(f"{strategy.value!r} is not yet available; use {_names(AVAILABLE)}")
-        return strategy
 
     @field_validator(*_GOES_WITH)
     @classmethod
@@ -203,8 +193,6 @@ class Parallelism(Spec):
     @field_validator("inside")
     @classmethod
     def _hybrid_of_what(cls, inside: Inside | None, info: ValidationInfo) -> Inside | None:
-        if inside not in (None, *AVAILABLE_INSIDE):
-            raise ValueError(f"{inside.value!r} is not yet available; use {_names(AVAILABLE_INSIDE)}")
         if inside is None and info.data.get("strategy") is Strategy.HYBRID:
             raise ValueError(f"is required: {_names(Inside)}")
         return inside
@@ -265,6 +253,8 @@ class Parallelism(Spec):
             raise ValueError(f"{compression.value} goes with strategy {_names(_COMPRESSES[compression])}")
         if Lossy.COMPRESSION not in info.data.get("lossy", ()):
             raise ValueError(f"{compression.value} rounds gradients; add compression to lossy")
+        if compression is Compression.TWO_BIT and info.data.get("kvstore") is KVStore.DIST_ASYNC:
+            raise ValueError("2bit goes with kvstore dist_sync or dist_device_sync, not dist_async")
         return compression
 
     @field_validator("batch_norm")
@@ -275,6 +265,8 @@ class Parallelism(Spec):
         split = info.data.get("micro_batches", 1) > 1 or info.data.get("accumulate", 1) > 1
         if batch_norm is BatchNorm.SYNCHRONISED and split:
             raise ValueError("statistics of a batch that is computed in parts cannot be synchronised; use frozen")
+        if batch_norm is BatchNorm.SYNCHRONISED and info.data.get("kvstore") is KVStore.DIST_ASYNC:
+            raise ValueError("workers of dist_async do not wait for each other's statistics; use frozen")
         return batch_norm
 
 

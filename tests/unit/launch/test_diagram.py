@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mxdist.launch.diagram import draw
-from mxdist.spec import Strategy, parallelism, parse_job
+from mxdist.spec import Strategy, parse_job
 
 GOLDEN = Path(__file__).parent / "golden" / "layouts"
 DATASET = {"manifest_uri": "s3://data/mnist/manifests/1.json", "version": "0" * 64}
@@ -34,11 +34,6 @@ LAYOUTS: dict[str, dict[str, Any]] = {
         "world_size": 4,
     },
 }  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _every_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallelism, "AVAILABLE", tuple(Strategy))
 
 
 def drawn(layout: dict[str, Any], hosts: list[str] | None = None, **fields: Any) -> str:

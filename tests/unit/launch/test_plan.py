@@ -25,6 +25,12 @@ JOBS: dict[str, dict[str, Any]] = {
         "parallelism": {"world_size": 2, "fusion_threshold_mb": 32, "cycle_time_ms": 2.5},
         "limits": {"stall_timeout_s": 60, "start_timeout_s": 45.5, "deadline_s": 3600},
     },
+    "parameter_servers": {
+        "name": "mnist",
+        "model": {"name": "lenet"},
+        "dataset": MANIFEST,
+        "parallelism": {"strategy": "parameter_server", "world_size": 2, "servers": 2},
+    },
     "model_one_rank": {"name": "mnist", "model": {"name": "lenet"}, "dataset": MANIFEST, "epochs": 3},
     "evaluation": {
         "kind": "evaluation",
@@ -97,5 +103,31 @@ def test_horovod_shuts_down_after_it_has_warned(stall_s: float) -> None:
 
 def test_no_secret_is_in_a_plan() -> None:
     for name in JOBS:
-        environments = [rank.environment for rank in plan_of(JOBS[name]).ranks]
+        plan = plan_of(JOBS[name])
+        environments = [one.environment for one in (*plan.ranks, *plan.roles)]
         assert not set(SECRET_NAMES) & {key for environment in environments for key in environment}
+
+
+def test_every_process_of_parameter_servers_knows_the_same_world() -> None:
+    plan = plan_of(JOBS["parameter_servers"])
+    members = [*plan.ranks, *plan.roles]
+    names = ("DMLC_PS_ROOT_URI", "DMLC_NUM_WORKER", "DMLC_NUM_SERVER", "DMLC_NODE_HOST")
+
+    assert [role.name for role in plan.roles] == ["scheduler", "server 0", "server 1"]
+    assert {tuple(member.environment[name] for name in names) for member in members} == {
+        ("127.0.0.1", "2", "2", "127.0.0.1")
+    }
+    assert [member.environment["DMLC_ROLE"] for member in members] == [
+        "worker", "worker", "scheduler", "server", "server"
+    ]  # fmt: skip
+    assert "DMLC_PS_ROOT_PORT" in plan.runtime_names
+
+
+def test_scripts_get_parameter_servers_too_and_other_jobs_none() -> None:
+    script = {**JOBS["script_two_ranks"], "parallelism": {"strategy": "parameter_server", "world_size": 2}}
+
+    assert [role.name for role in plan_of(script).roles] == ["scheduler", "server 0"]
+    assert plan_of(script).ranks[1].environment["DMLC_ROLE"] == "worker"
+    for name in ("script_two_ranks", "evaluation"):
+        assert plan_of(JOBS[name]).roles == ()
+        assert not [key for key in plan_of(JOBS[name]).ranks[0].environment if key.startswith("DMLC_")]

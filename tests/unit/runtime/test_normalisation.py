@@ -66,7 +66,8 @@ def test_statistics_of_a_part_are_refused(fields: dict[str, Any], ways: str) -> 
 @pytest.mark.parametrize("kind", ["synchronised", "local"])
 def test_devices_cannot_exchange_statistics(kind: str) -> None:
     document = {"strategy": "devices", "devices": 2, "batch_norm": kind, "lossy": ["batch_norm"]}
-    with pytest.raises(SpecError, match=f"{kind} statistics need strategy allreduce, not devices; use frozen"):
+    refusal = f"{kind} statistics need strategy allreduce or parameter_server, not devices; use frozen"
+    with pytest.raises(SpecError, match=refusal):
         normalisation.settle(net_of(), Parallelism.parse(document), Alone())
 
 

@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from mxdist.errors import SpecError
-from mxdist.spec import Parallelism, Strategy, parallelism, parse_job
-from mxdist.spec.parallelism import Inside
-
-
-@pytest.fixture(autouse=True)
-def _every_strategy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallelism, "AVAILABLE", tuple(Strategy))
-    monkeypatch.setattr(parallelism, "AVAILABLE_INSIDE", tuple(Inside))
+from mxdist.spec import Parallelism, parse_job
 
 
 def problems(**document: Any) -> dict[str, str]:
@@ -32,6 +25,31 @@ def problems(**document: Any) -> dict[str, str]:
         ({"servers": 2}, "servers", "goes with strategy parameter_server"),
         ({"strategy": "parameter_server", "servers": 0}, "servers", "greater than or equal to 1"),
         ({"strategy": "parameter_server", "kvstore": "dist_async"}, "kvstore", "add dist_async to lossy"),
+        (
+            {"strategy": "parameter_server", "kvstore": "dist_async", "lossy": ["dist_async"], "compression": "2bit"},
+            "compression",
+            "add compression to lossy",
+        ),
+        (
+            {
+                "strategy": "parameter_server",
+                "kvstore": "dist_async",
+                "lossy": ["dist_async", "compression"],
+                "compression": "2bit",
+            },
+            "compression",
+            "goes with kvstore dist_sync or dist_device_sync",
+        ),
+        (
+            {
+                "strategy": "parameter_server",
+                "kvstore": "dist_async",
+                "lossy": ["dist_async"],
+                "batch_norm": "synchronised",
+            },
+            "batch_norm",
+            "do not wait for each other's statistics; use frozen",
+        ),
         ({"strategy": "parameter_server", "compression": "fp16"}, "compression", "goes with strategy allreduce"),
         ({"compression": "fp16"}, "compression", "add compression to lossy"),
         ({"batch_norm": "local"}, "batch_norm", "add batch_norm to lossy"),
@@ -100,6 +118,31 @@ def test_parameter_servers_compute_in_float32() -> None:
     with pytest.raises(SpecError) as caught:
         parse_job(_job(dtype="float64", parallelism={"strategy": "parameter_server"}))
     assert {problem.path for problem in caught.value.problems} == {"dtype"}
+
+
+FREE = {"strategy": "parameter_server", "kvstore": "dist_async", "lossy": ["dist_async"]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "named"),
+    [
+        ({"optimizer": {"clip_norm": 1.0}}, "optimizer", ["clip_norm"]),
+        ({"optimizer": {"schedule": {"decay": "cosine"}}}, "optimizer", ["schedule.decay"]),
+        (
+            {"optimizer": {"clip_norm": 1.0, "schedule": {"decay": "step", "warmup_steps": 3}}},
+            "optimizer",
+            ["clip_norm", "schedule.decay", "schedule.warmup_steps"],
+        ),
+        ({"scaling": {"policy": "scale_lr", "warmup_steps": 3}}, "scaling", ["warmup_steps"]),
+    ],
+)
+def test_what_servers_that_update_cannot_do(fields: dict[str, Any], path: str, named: list[str]) -> None:
+    with pytest.raises(SpecError) as caught:
+        parse_job(_job(parallelism=FREE, **fields))
+    message = {problem.path: problem.message for problem in caught.value.problems}[path]
+    assert message.startswith(", ".join(named) + ": ")
+    assert "use kvstore dist_sync" in message
+    parse_job(_job(parallelism={"strategy": "parameter_server"}, **fields))
 
 
 def _job(**fields: Any) -> dict[str, Any]:

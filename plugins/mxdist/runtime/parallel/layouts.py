@@ -8,6 +8,7 @@ from mxdist.runtime.parallel.half import HalfSum
 from mxdist.runtime.parallel.layout import Layout, Whole
 from mxdist.runtime.parallel.links import Sets
 from mxdist.runtime.parallel.pipeline import DeviceStages, RankStages, StageUpdate
+from mxdist.runtime.parallel.servers import Free, RemoteUpdate, Served
 from mxdist.runtime.setup import Setup
 from mxdist.runtime.worker import Worker
 from mxdist.spec import TrainingJob
@@ -26,6 +27,10 @@ def _layout(job: TrainingJob, setup: Setup, group: Group, worker: Worker) -> Lay
     wanted = job.parallelism
     if wanted.strategy is Strategy.DEVICES or wanted.inside is Inside.DEVICES:
         return Devices(setup.graph, setup.net, setup.update, group, worker.devices)
+    if isinstance(setup.update, RemoteUpdate):
+        return Free(setup.graph, setup.update, group, worker.devices[0], wanted)
+    if wanted.strategy is Strategy.PARAMETER_SERVER:
+        return Served(setup.graph, setup.update, group, worker.devices[0], wanted)
     if setup.stages is not None and isinstance(setup.update, StageUpdate):
         sets = Sets(group.rank, wanted.replicas, wanted.stage_count)
         return RankStages(setup.stages, setup.update, group, sets, wanted)
