@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 CONTROL := .mxdist/control/bin
 NODE := .mxdist/node/bin
 PYTEST_OPTIONS ?=
-ROW ?= loop loop_pinned overhead
+ROW ?= loop loop_pinned overhead pipeline
 
 .DEFAULT_GOAL := help
 .PHONY: demo stop clean environments check test test-faults test-system bench lock help
@@ -36,7 +36,7 @@ test-faults: environments ## Kill things under a real Airflow
 test-system: environments ## The example DAGs, from end to end
 	$(CONTROL)/python -m pytest tests/system $(PYTEST_OPTIONS)
 
-bench: environments ## Speed against peers, side by side (ROW=loop, loop_pinned or overhead; default: all)
+bench: environments ## Speed against peers, side by side (ROW=loop, loop_pinned, overhead or pipeline; default: all)
 	@for row in $(ROW); do $(CONTROL)/python bench/run.py $$row || exit 1; done
 
 lock: environments ## Pin the requirements anew; pins that still fit stay

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +67,31 @@ def loop_side(script: str, cores: set[int]) -> Side:
     threads = {"OMP_NUM_THREADS": str(len(cores))}
     command = [str(NODE_PYTHON), str(HERE / script), "--steps", "300"]
     return lambda _: speed(run(command, threads, cores).splitlines()[-1])
+
+
+MICRO_BATCHES, STAGES = 8, 2
+
+
+def stages_side(stages: int, cores: set[int]) -> float:
+    """Return the steps per second of a network in so many stages, on these cores, one thread for each."""
+    command = [str(NODE_PYTHON), str(HERE / "pipeline_loop.py"), "--stages", str(stages)]
+    report = run([*command, "--micro-batches", str(MICRO_BATCHES)], {"OMP_NUM_THREADS": "1"}, cores).splitlines()[-1]
+    print(f"    {stages} stage{'s' if stages > 1 else ''} on cores {sorted(cores)}: {report}", flush=True)
+    return speed(report)
+
+
+def pipeline_bound(cores: list[int]) -> Side:
+    """Return the peer of ``pipeline``: what two processes that share nothing reach, less the schedule's own idle turns.
+
+    GPipe and 1F1B are idle for ``s - 1`` of ``m + s - 1`` turns, so no pipeline can do more.
+    """
+    share = MICRO_BATCHES / (MICRO_BATCHES + STAGES - 1)
+
+    def side(_: int) -> float:
+        with ThreadPoolExecutor(STAGES) as pool:
+            return share * sum(pool.map(lambda core: stages_side(1, {core}), cores[:STAGES]))
+
+    return side
 
 
 THREADS = {"OMP_NUM_THREADS": "1", "HOROVOD_CYCLE_TIME": "1.0", "HOROVOD_FUSION_THRESHOLD": str(64 << 20)}
@@ -144,6 +170,9 @@ def rows(name: str, folder: Path) -> Row:
     if name == "overhead":
         about = "a Horovod script on two ranks, under mxdist with tracking on, over bare horovodrun"
         return Row(about, under_mxdist(folder, os.environ["MLFLOW_TRACKING_URI"]), under_horovodrun(folder), 0.98)
+    if name == "pipeline":
+        about = f"two stages on two ranks, over the bound for {MICRO_BATCHES} micro-batches of two unrelated processes"
+        return Row(about, lambda _: stages_side(STAGES, set(cores)), pipeline_bound(cores), 0.8)
     chosen, goal = (set(cores), 1.2) if name == "loop" else ({cores[0]}, 2.5)
     about = f"mxdist's loop over a plain Gluon loop on {len(chosen)} core(s), the guide's CIFAR CNN"
     return Row(about, loop_side("mxdist_loop.py", chosen), loop_side("plain_loop.py", chosen), goal)
@@ -152,7 +181,7 @@ def rows(name: str, folder: Path) -> Row:
 def main() -> int:
     """Measure one row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("row", choices=["loop", "loop_pinned", "overhead"])
+    parser.add_argument("row", choices=["loop", "loop_pinned", "overhead", "pipeline"])
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mxdist-bench-") as scratch:
