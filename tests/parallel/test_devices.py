@@ -130,7 +130,7 @@ def clip_before_sum(law: Law, patch: pytest.MonkeyPatch) -> None:
         return loss
 
     patch.setattr(devices.Devices, "_part", clipped)
-    patch.setattr(update, "clip", lambda gradients, largest: None)
+    patch.setattr(update, "clip", lambda gradients, largest, meet=None: None)
 
 
 def wrong_weight(law: Law, patch: pytest.MonkeyPatch) -> None:
