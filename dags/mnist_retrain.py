@@ -19,12 +19,10 @@ from mxdist.operators.evaluate import EvaluateModelOperator
 from mxdist.operators.promote import PromoteModelOperator
 from mxdist.operators.stage import StageDatasetOperator
 from mxdist.operators.train import DistributedTrainOperator, FineTuneOperator
-from mxdist.spec import AVAILABLE
 
 EPOCHS: dict[str, Any] = {"type": "integer", "minimum": 1, "maximum": 100}
 RATE: dict[str, Any] = {"type": "number", "exclusiveMinimum": 0, "maximum": 1}
-# The strategies that need no more than a number of ranks.
-STRATEGIES = [one.value for one in AVAILABLE if one.value in ("allreduce", "parameter_server")]
+STRATEGIES = ["allreduce", "parameter_server"]  # those that need no more than a number of ranks
 PARAMS = {
     "pretrain_epochs": Param(4, "Passes over the digits 0-4.", **EPOCHS),
     "pretrain_rate": Param(0.002, "Learning rate on the digits 0-4.", **RATE),
