@@ -1,7 +1,7 @@
 """The sides of row ``pipeline``: twelve wide layers, in one stage in this process or in two stages on two ranks.
 
-One stage works on the same micro-batches, one after the other. Prints one JSON line: steps, seconds; with two stages
-also the bubble that the ranks measured.
+One stage works on the same micro-batches, one after the other. Prints one JSON line: steps, seconds, and the bubble that
+was measured. With ``--devices``, two stages are on two CPU contexts of one process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WARMUP = 5
 WIDTH, LAYERS, BATCH = 1024, 12, 256
 
 
-def job_document(folder: Path, stages: int, micro_batches: int, steps: int) -> dict[str, Any]:
+def job_document(folder: Path, stages: int, micro_batches: int, steps: int, ranks: int) -> dict[str, Any]:
     """Stage enough examples for one epoch, and return the job."""
     source = folder / "wide" / "train"
     source.mkdir(parents=True)
@@ -38,9 +38,8 @@ def job_document(folder: Path, stages: int, micro_batches: int, steps: int) -> d
     np.save(source / "x.npy", generator.standard_normal((rows, WIDTH)).astype(np.float32))
     np.save(source / "y.npy", generator.randint(0, 10, rows))
     staged = stage(str(source.parent), str(folder / "data"), "wide")
-    across: dict[str, Any] = {"stages": 1}
-    if stages > 1:
-        across = {"cuts": [f"features.{LAYERS // 2}"], "across": "processes", "world_size": stages}
+    cut: dict[str, Any] = {"cuts": [f"features.{LAYERS // 2}"]} if stages > 1 else {"stages": 1}
+    across: dict[str, Any] = {"across": "processes", "world_size": ranks} if ranks > 1 else {}
     return {
         "name": "pipeline",
         "model": {"name": "mlp", "params": {"classes": 10, "hidden": WIDTH, "layers": LAYERS}},
@@ -48,7 +47,7 @@ def job_document(folder: Path, stages: int, micro_batches: int, steps: int) -> d
         "optimizer": {"name": "sgd", "learning_rate": 0.001},
         "epochs": 1,
         "batch_size": BATCH,
-        "parallelism": {"strategy": "pipeline", "micro_batches": micro_batches, **across},
+        "parallelism": {"strategy": "pipeline", "micro_batches": micro_batches, **cut, **across},
     }
 
 
@@ -94,7 +93,8 @@ def world(folder: Path, command: list[str], document: dict[str, Any]) -> None:
 def main() -> None:
     """Train, and print the time between the warm-up and the last step."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--stages", type=int, default=1)
+    parser.add_argument("--stages", type=int, choices=[1, 2], default=1)
+    parser.add_argument("--devices", action="store_true", help="stages on devices of one process")
     parser.add_argument("--micro-batches", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--folder", type=Path, help="of a rank that this program has started")
@@ -103,10 +103,11 @@ def main() -> None:
         return rank(options.folder, options.steps)
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        document = job_document(folder, options.stages, options.micro_batches, options.steps)
+        ranks = 1 if options.devices else options.stages
+        document = job_document(folder, options.stages, options.micro_batches, options.steps, ranks)
         (folder / "job.json").write_text(json.dumps(document))
         command = [sys.executable, __file__, "--folder", scratch, "--steps", str(options.steps)]
-        if options.stages > 1:
+        if ranks > 1:
             return world(folder, command, document)
         subprocess.run(command, check=True)
 
