@@ -1,7 +1,7 @@
 """The sides of row ``pipeline``: twelve wide layers, in one stage in this process or in two stages on two ranks.
 
-One stage works on the same micro-batches, one after the other. Prints one JSON line: steps, seconds, and the bubble that
-was measured. With ``--devices``, two stages are on two CPU contexts of one process.
+One stage works on the same micro-batches, one after the other. Prints one JSON line: steps, seconds, and the bubble
+that was measured. With ``--devices``, two stages are on two CPU contexts of one process.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def rank(folder: Path, steps: int) -> None:
     attempt_dir = folder / "jobs" / f"pipeline-{number}" / "1"
     attempt_dir.mkdir(parents=True)
     worker = Stopwatch(WARMUP, steps, attempt_dir)
-    worker.rank, worker.world_size = number, job.parallelism.world_size
+    worker.rank, worker.world_size, worker.job = number, job.parallelism.world_size, job
     group = join(job.parallelism.world_size)
     outcome = loop.Trainer(job, worker, group).run()
     if number == 0:
