@@ -101,6 +101,13 @@ def test_horovod_shuts_down_after_it_has_warned(stall_s: float) -> None:
     assert shutdown_s >= stall_s
 
 
+@pytest.mark.parametrize(("across", "values"), [("processes", ["1", "1"]), ("devices", [None])])
+def test_stages_on_ranks_need_process_sets(across: str, values: list[str | None]) -> None:
+    stages = {"strategy": "pipeline", "stages": 2, "across": across, "world_size": len(values)}
+    ranks = plan_of({"name": "x", "script": {"path": "/a.py"}, "parallelism": stages}).ranks
+    assert [rank.environment.get("HOROVOD_DYNAMIC_PROCESS_SETS") for rank in ranks] == values
+
+
 def test_no_secret_is_in_a_plan() -> None:
     for name in JOBS:
         plan = plan_of(JOBS[name])
