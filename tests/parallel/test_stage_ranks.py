@@ -52,6 +52,18 @@ def test_stages_on_devices_of_each_rank(sgd: Law, inside: dict[str, Any]) -> Non
     assert sgd.difference(ranks=2, parallelism={**OUTSIDE, **inside}) < BOUND
 
 
+def test_what_convolutions_leave_can_travel(tmp_path: Path) -> None:
+    """In float32, outputs, gradients and weights of many channels lie in memory as oneDNN likes it."""
+    shape = (3, 24, 24)
+    splits = {"train": images(40, shape=shape), "validation": images(9, seed=1, shape=shape)}
+    small = jobs(tmp_path, splits)
+    fields: dict[str, Any] = {"dtype": "float32", "model": {"name": "lenet", "params": {"channels": 32}}}
+    fields["optimizer"] = {"name": "sgd", "learning_rate": 0.01}
+    parallelism = {**REPLICAS, "stages": None, "cuts": ["features.1"], "world_size": 4}
+    whole, parts = small.train("whole", **fields), small.train("parts", **fields, parallelism=parallelism)
+    assert max(float(np.abs(whole[name] - parts[name]).max()) for name in whole) < 1e-6
+
+
 @pytest.mark.parametrize("mutation", ["stale_activation", "norm_of_one_stage"])
 def test_each_seeded_fault_breaks_the_law(sgd: Law, mutation: str) -> None:
     assert sgd.difference(ranks=2, parallelism=TWO, mutation=mutation) > 1000 * BOUND

@@ -151,10 +151,20 @@ class Pairwise(Link):
 
     def send(self, action: Action, array: mx.nd.NDArray) -> None:
         """Hand the message to Horovod."""
-        self._broadcast(array, action, self._sets.stage, self._sets.after if action.forward else self._sets.before)
+        self._broadcast(
+            plain(array), action, self._sets.stage, self._sets.after if action.forward else self._sets.before
+        )
 
     def _broadcast(self, array: mx.nd.NDArray, action: Action, source: int, pair: Any) -> None:
         way = "forward" if action.forward else "backward"
         root = self._sets.rank_of(source)
         name = f"mxdist.{way}.{root}.{action.part}.{array.shape[0]}"
         self._sets.hvd.broadcast_(array, root_rank=root, name=name, process_set=pair)
+
+
+def plain(array: mx.nd.NDArray) -> mx.nd.NDArray:
+    """Return the same numbers in rows and columns: convolutions leave what they make in a layout of oneDNN.
+
+    Horovod cannot read that; MXNet's own multiplication cannot either, and so it asks for a plain copy first.
+    """
+    return array * 1

@@ -18,7 +18,7 @@ from mxdist.errors import CheckpointError
 from mxdist.runtime.batches import Batch
 from mxdist.runtime.parallel.base import Group
 from mxdist.runtime.parallel.layout import Layout
-from mxdist.runtime.parallel.links import Broken, Mailbox, Pairwise, Sets, mailboxes
+from mxdist.runtime.parallel.links import Broken, Mailbox, Pairwise, Sets, mailboxes, plain
 from mxdist.runtime.parallel.runner import Runner, Timeline
 from mxdist.runtime.parallel.stages import Stage, Stages
 from mxdist.runtime.update import Update, named_state, square_sums
@@ -152,14 +152,15 @@ class RankStages(_StageLayout):
         return _figures(self.group, {self._sets.stage: self.runner.timeline}, self._sets.stages)
 
     def _take(self, arrays: Mapping[str, mx.nd.NDArray], owner: int) -> None:
-        host = {name: array if _in_host(array) else array.copyto(mx.cpu()) for name, array in arrays.items()}
+        """Replace arrays by those of the owner, through host memory."""
+        host = {name: plain(array).as_in_context(mx.cpu()) for name, array in arrays.items()}
         for name in sorted(host):
             self._sets.hvd.broadcast_(
                 host[name], root_rank=owner, name=f"mxdist.gather.{name}", process_set=self._sets.of_replica
             )
         for name, array in arrays.items():
             host[name].wait_to_read()
-            if host[name] is not array and owner != self.group.rank:
+            if owner != self.group.rank:
                 array[:] = host[name]
 
     def _squares_of_all(self, squares: mx.nd.NDArray) -> mx.nd.NDArray:
@@ -237,10 +238,6 @@ def stage_update(stages: Stages, own: int, spec: Optimizer, total: int) -> Stage
 def _drop_gradients(stage: Stage) -> None:
     for parameter in stage.parameters.values():
         parameter.grad_req = "null"
-
-
-def _in_host(array: mx.nd.NDArray) -> bool:
-    return str(array.context.device_type) == "cpu"
 
 
 def _figures(group: Group, timelines: Mapping[int, Timeline], stages: int) -> dict[str, float]:
