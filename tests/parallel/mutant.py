@@ -11,13 +11,14 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import mxnet as mx
 import numpy as np
 
 from mxdist.runtime import batches, loop, network, normalisation, rank, step, update
-from mxdist.runtime.parallel import AllReduce, Group, layout, links, pipeline, runner
+from mxdist.runtime.parallel import AllReduce, Group, layout, links, pipeline, runner, servers
 
 RANK = int(os.environ["HOROVOD_RANK"])
 
@@ -29,6 +30,35 @@ def nothing() -> None:
 def no_averaging() -> None:
     """Never reduce gradients."""
     AllReduce.sum_ = lambda self, arrays: None
+    servers.Served.reduce = lambda self: None
+
+
+def stale_pull() -> None:
+    """Train with the sum that the servers had one step before."""
+    reduce_ = servers.Served.reduce
+
+    def reduce_late(self: servers.Served) -> None:
+        reduce_(self)
+        now = [gradient.copy() for gradient in self.updater.gradients]
+        for gradient, before in zip(self.updater.gradients, vars(self).get("before", now), strict=True):
+            gradient[:] = before
+        vars(self)["before"] = now
+
+    servers.Served.reduce = reduce_late
+
+
+def gradients_kept() -> None:
+    """Break nothing, but keep the weights that each step began with, and its gradient over all ranks."""
+    update_ = layout.Layout.update
+
+    def keep(self: layout.Layout, number: int) -> float:
+        names, updater = self.updater.names, self.updater
+        arrays = {f"weight/{name}": array.asnumpy() for name, array in zip(names, updater.weights, strict=True)}
+        arrays |= {f"gradient/{name}": array.asnumpy() for name, array in zip(names, updater.gradients, strict=True)}
+        np.savez(Path(os.environ["MXDIST_WORLD_DIR"]) / f"step-{number}-rank-{RANK}.npz", **arrays)
+        return update_(self, number)
+
+    layout.Layout.update = keep
 
 
 def clip_before_reduce() -> None:
@@ -171,6 +201,8 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     for function in (
         nothing,
         no_averaging,
+        stale_pull,
+        gradients_kept,
         clip_before_reduce,
         wrong_weight_for_last_batch,
         data_repeated,

@@ -43,7 +43,8 @@ ADAM = {
     "factor": 0.5,
     "clip_norm": 1.0,
 }
-CASES = {"sgd": SGD, "adam": ADAM}
+PLAIN = {**SGD, "warmup_steps": 0, "decay": "constant", "clip_norm": None}
+CASES = {"sgd": SGD, "adam": ADAM, "plain": PLAIN}
 """Some steps are clipped and some are not, so that neither fault hides behind the other."""
 
 

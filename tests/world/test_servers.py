@@ -27,7 +27,19 @@ UNCHANGED = """
     summed = mx.nd.zeros(4)
     store.pull("weight", out=summed)
     print("sum", summed.asnumpy().tolist(), "of", store.num_workers)
-    store._send_command_to_servers(0, "no optimizer")  # servers complain
+"""
+BROKEN = """
+    import mxnet as mx
+    class Broken(mx.optimizer.Optimizer):
+        pass
+    store = mx.kv.create("dist_async")
+    store.init(0, mx.nd.zeros(4))
+    store.set_optimizer(Broken())
+    weight = mx.nd.zeros(4)
+    for _ in range(100_000):
+        store.push(0, mx.nd.ones(4))
+        store.pull(0, out=weight)
+        weight.wait_to_read()
 """
 IDLE = "import time\ntime.sleep(100_000)"
 
@@ -143,4 +155,13 @@ def test_script_with_a_key_value_store_runs_unchanged(jobs: Jobs) -> None:
     lines = log_of(attempt)
     for rank in range(2):
         assert f"[{rank}] sum [3.0, 3.0, 3.0, 3.0] of 2" in lines
-        assert any(line.startswith(f"[server {rank}] ") and "UnpicklingError" in line for line in lines)
+
+
+def test_optimizer_that_servers_cannot_use_ends_the_job(jobs: Jobs) -> None:
+    attempt = jobs.submit(with_servers(jobs.job(BROKEN, max_restarts=2))).attempt
+    result = jobs.result(attempt)
+
+    assert (result.state, result.restarts) == (JobState.FAILED, 0), "nothing is tried twice"
+    assert result.cause is not None
+    assert re.match(r"server [01] failed: AttributeError: .*Broken", result.cause.message)
+    assert any(re.match(r"\[server [01]\] AttributeError: .*Broken", line) for line in log_of(attempt))

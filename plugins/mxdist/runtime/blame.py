@@ -91,7 +91,8 @@ def judge(first: Exit, exits: Sequence[Exit], *, host: str) -> Failure:
         message += "; it had ended with code 0" if missing[0] in early else ""
         return Failure(Cause("stall", message, True, missing[0], host, first.code), restart=True)
     kind, message, retryable = _meaning(first)
-    restart = first.code < 0 or first.code == exit_codes.RETRY or first.rank is None
+    restart = first.code < 0 or first.code == exit_codes.RETRY
+    restart = restart or (first.rank is None and first.code != exit_codes.USER_ERROR)  # servers run no user's code
     if first.consequence and early:  # nobody failed on its own, so whoever was content and left is the reason
         message = f"rank {early[0]} ended with code 0 while others still needed it ({message})"
         message += ": do all ranks have the same number of batches?"

@@ -181,7 +181,7 @@ class Free(Whole):
             return
         mx.nd.waitall()
         self._meet()
-        self._store.pull(self._keys[:-1], self.updater.weights)
+        self._store.pull(self._keys, [*self.updater.weights, self._seen])
         mx.nd.waitall()
         self._meet()
 
