@@ -80,6 +80,12 @@ def stages_side(stages: int, cores: set[int]) -> float:
     return speed(report)
 
 
+def servers_side(side: str, cores: set[int]) -> Side:
+    """Return a side of the row ``kvstore``: two workers and a server, on these cores."""
+    command = [str(NODE_PYTHON), str(HERE / "kvstore_world.py"), side]
+    return lambda _: speed(run(command, cores=cores).splitlines()[-1])
+
+
 def pipeline_bound(cores: list[int]) -> Side:
     """Return the peer of ``pipeline``: what two processes that share nothing reach, less the schedule's own idle turns.
 
@@ -173,6 +179,9 @@ def rows(name: str, folder: Path) -> Row:
     if name == "pipeline":
         about = f"two stages on two ranks, over the bound for {MICRO_BATCHES} micro-batches of two unrelated processes"
         return Row(about, lambda _: stages_side(STAGES, set(cores)), pipeline_bound(cores), 0.8)
+    if name == "kvstore":
+        about = "two workers with dist_sync, mxdist's loop over a plain Gluon loop, the guide's CIFAR CNN"
+        return Row(about, servers_side("mxdist", set(cores)), servers_side("plain", set(cores)), 1.0)
     chosen, goal = (set(cores), 1.2) if name == "loop" else ({cores[0]}, 2.5)
     about = f"mxdist's loop over a plain Gluon loop on {len(chosen)} core(s), the guide's CIFAR CNN"
     return Row(about, loop_side("mxdist_loop.py", chosen), loop_side("plain_loop.py", chosen), goal)
@@ -181,7 +190,7 @@ def rows(name: str, folder: Path) -> Row:
 def main() -> int:
     """Measure one row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("row", choices=["loop", "loop_pinned", "overhead", "pipeline"])
+    parser.add_argument("row", choices=["loop", "loop_pinned", "overhead", "pipeline", "kvstore"])
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mxdist-bench-") as scratch:
