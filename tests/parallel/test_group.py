@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import mxnet as mx
+import numpy as np
 import pytest
 from parallel.worlds import start
+
+from mxdist.runtime.parallel import AllReduce
+from mxdist.runtime.parallel.base import plain
 
 SIZE = 3
 
@@ -48,3 +54,29 @@ def test_all_ranks_find_the_same(found: list[dict[str, Any]]) -> None:
 )
 def test_what_ranks_do_together(found: list[dict[str, Any]], what: str, expected: object) -> None:
     assert found[1][what] == expected
+
+
+def test_what_is_broadcast_travels_through_host_memory() -> None:
+    """A stage's weights are on its own rank's GPU, and in host memory elsewhere; here, another CPU context stands in."""
+    travelled = []
+
+    def broadcast_(array: mx.nd.NDArray, root_rank: int, name: str) -> None:
+        travelled.append((name, array.context, root_rank))
+        array[:] = 7.0
+
+    group = AllReduce.__new__(AllReduce)
+    group._hvd = SimpleNamespace(broadcast_=broadcast_)
+    arrays = {"there": mx.nd.zeros((2,), ctx=mx.cpu(1)), "here": mx.nd.zeros((2,))}
+    group.broadcast_(arrays)
+    assert travelled == [("mxdist.broadcast.here", mx.cpu(), 0), ("mxdist.broadcast.there", mx.cpu(), 0)]
+    assert arrays["there"].context == mx.cpu(1)
+    assert [array.asnumpy().tolist() for array in arrays.values()] == [[7.0, 7.0], [7.0, 7.0]]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "uint8", "int32", "int64"])
+def test_a_plain_copy_is_a_copy(dtype: str) -> None:
+    array = mx.nd.array(np.array([0, 1, 100]), dtype=dtype)
+    copy = plain(array, mx.cpu())
+    array[:] = 5
+    assert copy.dtype == array.dtype
+    assert copy.asnumpy().tolist() == [0, 1, 100]

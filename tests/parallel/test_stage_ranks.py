@@ -64,6 +64,19 @@ def test_what_convolutions_leave_can_travel(tmp_path: Path) -> None:
     assert max(float(np.abs(whole[name] - parts[name]).max()) for name in whole) < 1e-6
 
 
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_stages_without_anything_to_train(tmp_path: Path, sgd: Law, clip: float | None) -> None:
+    """The first stage waits for nothing that comes back, and could be many steps ahead of the second."""
+    small = jobs(tmp_path, {"train": images(100, shape=(1, 16, 16))})
+    fields: dict[str, Any] = {"epochs": 1, "batch_size": 2}
+    fields["init"] = {"model_uri": sgd.model_uri, "freeze": ["^features.0"]}
+    fields["model"] = {"name": "lenet", "params": {"channels": 4, "hidden": 16}}
+    fields["optimizer"] = {"learning_rate": 0.05, "clip_norm": clip}
+    parallelism = {**TWO, "stages": None, "cuts": ["features.2"], "micro_batches": 2, "world_size": 2}
+    whole, parts = small.train("whole", **fields), small.train("parts", **fields, parallelism=parallelism)
+    assert max(float(np.abs(whole[name] - parts[name]).max()) for name in whole) < BOUND
+
+
 @pytest.mark.parametrize("mutation", ["stale_activation", "norm_of_one_stage"])
 def test_each_seeded_fault_breaks_the_law(sgd: Law, mutation: str) -> None:
     assert sgd.difference(ranks=2, parallelism=TWO, mutation=mutation) > 1000 * BOUND

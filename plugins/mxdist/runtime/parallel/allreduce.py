@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 
 from mxdist.errors import LaunchError, Problem, SpecError
-from mxdist.runtime.parallel.base import Alone, Float64, Group
+from mxdist.runtime.parallel.base import Alone, Float64, Group, plain
 from mxdist.spec.parallelism import Controller
 
 
@@ -50,16 +50,14 @@ class AllReduce(Group):
     def broadcast_(self, arrays: Mapping[str, mx.nd.NDArray]) -> None:
         """Replace each array by rank 0's, in the order of their names.
 
-        Plain copies travel: inference leaves a convolution's weight in a layout of oneDNN, which Horovod cannot read.
+        Plain copies in host memory travel: the same array may be on a GPU on one rank and in host memory on another.
         """
-        plain = {
-            name: mx.nd.array(array.asnumpy(), ctx=array.context, dtype=array.dtype) for name, array in arrays.items()
-        }
-        for name in sorted(plain):
-            self._hvd.broadcast_(plain[name], root_rank=0, name=f"mxdist.broadcast.{name}")
-        for name in sorted(plain):
-            plain[name].wait_to_read()
-            arrays[name][:] = plain[name]
+        copies = {name: plain(array, mx.cpu()) for name, array in arrays.items()}
+        for name in sorted(copies):
+            self._hvd.broadcast_(copies[name], root_rank=0, name=f"mxdist.broadcast.{name}")
+        for name in sorted(copies):
+            copies[name].wait_to_read()
+            arrays[name][:] = copies[name]
 
     def broadcast_bytes(self, data: bytes) -> bytes:
         """Return rank 0's bytes: first how many, then which."""

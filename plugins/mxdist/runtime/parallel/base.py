@@ -116,6 +116,19 @@ class Group(ABC):
         return digest
 
 
+def plain(array: mx.nd.NDArray, device: mx.Context | None = None) -> mx.nd.NDArray:
+    """Return a copy in rows and columns, which is what Horovod can read; returns at once.
+
+    Convolutions leave weights and what they make in a layout of oneDNN. Operators of MXNet that do not know it, like
+    its multiplication, ask for rows and columns first. Gradients of parameters are always plain, so they may be summed
+    in place; everything else that goes to Horovod and was not made for that goes through here.
+
+    :param device: where the copy is to be; default: where the array is.
+    """
+    copy = array * 1
+    return copy if device is None else copy.as_in_context(device)
+
+
 def digest_arrays(arrays: Mapping[str, mx.nd.NDArray]) -> str:
     """Return the SHA-256 over names, types, shapes and bytes of ``arrays``, in the order of their names."""
     total = hashlib.sha256()

@@ -3,8 +3,8 @@
 Horovod has no send and receive. Between ranks a message is a broadcast over a process set of the two ranks: Horovod
 carries it out when both have asked for it by its name, in whichever order they asked for others, so messages of both
 directions may be on their way at once, and no order of calls can make two ranks wait for each other in a circle. A name
-is free again before it is used again: each rank carries out what it sent earlier first, and the other side has answered
-in between.
+must not be used again while it is on its way, and a stage that nothing comes back to may be steps ahead: so the sender
+waits for its last message of that name first.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import mxnet as mx
 
+from mxdist.runtime.parallel.base import plain
 from mxdist.runtime.parallel.orders import Action
 from mxdist.runtime.parallel.stages import Shape, Stages
 
@@ -133,6 +134,7 @@ class Pairwise(Link):
     def __init__(self, sets: Sets, stages: Stages, device: mx.Context) -> None:
         self._sets, self._stages, self._device = sets, stages, device
         self._next: list[mx.nd.NDArray] = []
+        self._sent: dict[Action, mx.nd.NDArray] = {}
 
     def expect(self, action: Action, rows: int) -> None:
         """Post the receive."""
@@ -150,21 +152,14 @@ class Pairwise(Link):
         return buffer
 
     def send(self, action: Action, array: mx.nd.NDArray) -> None:
-        """Hand the message to Horovod."""
-        self._broadcast(
-            plain(array), action, self._sets.stage, self._sets.after if action.forward else self._sets.before
-        )
+        """Hand the message to Horovod, once the last one of this name has arrived."""
+        if action in self._sent:
+            self._sent[action].wait_to_read()
+        message = self._sent[action] = plain(array)
+        self._broadcast(message, action, self._sets.stage, self._sets.after if action.forward else self._sets.before)
 
     def _broadcast(self, array: mx.nd.NDArray, action: Action, source: int, pair: Any) -> None:
         way = "forward" if action.forward else "backward"
         root = self._sets.rank_of(source)
         name = f"mxdist.{way}.{root}.{action.part}.{array.shape[0]}"
         self._sets.hvd.broadcast_(array, root_rank=root, name=name, process_set=pair)
-
-
-def plain(array: mx.nd.NDArray) -> mx.nd.NDArray:
-    """Return the same numbers in rows and columns: convolutions leave what they make in a layout of oneDNN.
-
-    Horovod cannot read that; MXNet's own multiplication cannot either, and so it asks for a plain copy first.
-    """
-    return array * 1

@@ -16,9 +16,9 @@ import numpy as np
 
 from mxdist.errors import CheckpointError
 from mxdist.runtime.batches import Batch
-from mxdist.runtime.parallel.base import Group
+from mxdist.runtime.parallel.base import Group, plain
 from mxdist.runtime.parallel.layout import Layout
-from mxdist.runtime.parallel.links import Broken, Mailbox, Pairwise, Sets, mailboxes, plain
+from mxdist.runtime.parallel.links import Broken, Mailbox, Pairwise, Sets, mailboxes
 from mxdist.runtime.parallel.runner import Runner, Timeline
 from mxdist.runtime.parallel.stages import Stage, Stages
 from mxdist.runtime.update import Update, named_state, square_sums
@@ -92,6 +92,7 @@ class RankStages(_StageLayout):
         self._dtype = stages.dtype
         places = [[updater.every.index(name) for name in updater.names]]
         self._places = mx.nd.array(places, ctx=own.device) if updater.names else None
+        self._norm: mx.nd.NDArray | None = None
         updater.meet = self._squares_of_all
 
     @property
@@ -153,7 +154,7 @@ class RankStages(_StageLayout):
 
     def _take(self, arrays: Mapping[str, mx.nd.NDArray], owner: int) -> None:
         """Replace arrays by those of the owner, through host memory."""
-        host = {name: plain(array).as_in_context(mx.cpu()) for name, array in arrays.items()}
+        host = {name: plain(array, mx.cpu()) for name, array in arrays.items()}
         for name in sorted(host):
             self._sets.hvd.broadcast_(
                 host[name], root_rank=owner, name=f"mxdist.gather.{name}", process_set=self._sets.of_replica
@@ -166,10 +167,12 @@ class RankStages(_StageLayout):
     def _squares_of_all(self, squares: mx.nd.NDArray) -> mx.nd.NDArray:
         if self._sets.of_replica is None:
             return squares
-        hvd, device = self._sets.hvd, squares.context
-        own = squares.reshape((1,)).astype(self._dtype).as_in_context(mx.cpu())
-        summed = hvd.allreduce(own, op=hvd.Sum, name="mxdist.norm", process_set=self._sets.of_replica)
-        return summed.as_in_context(device)
+        if self._norm is not None:  # a stage that trains nothing has no other reason to wait for it
+            self._norm.wait_to_read()
+        hvd = self._sets.hvd
+        self._norm = plain(squares.reshape((1,)).astype(self._dtype), mx.cpu())
+        hvd.allreduce_(self._norm, op=hvd.Sum, name="mxdist.norm", process_set=self._sets.of_replica)
+        return self._norm.as_in_context(squares.context)
 
 
 class StageUpdate(Update):
