@@ -166,7 +166,7 @@ def _make_both(
         return
     if wheel is None:
         with steps.step("Build Horovod (once per machine)", lambda: horovod.build_progress(layout.log)):
-            wheel = horovod.build_wheel(uv, python, layout.repository, layout.log)
+            wheel = horovod.build_wheel(uv, python, layout.repository / "requirements-node.txt", layout.log)
     with steps.step("Node environment (MXNet, Horovod)"):
         node.make(uv, python, layout.log, str(wheel))
         check = "import horovod.mxnet as hvd; assert hvd.gloo_built()"
@@ -190,7 +190,8 @@ def lock(repository: Path) -> None:
     target = ["--python-version", "3.11.2", "--python-platform", "x86_64-manylinux_2_28"]
     command = [uv, "pip", "compile", "-q", *target, "--custom-compile-command", "make lock"]
     control, node = ["-c", "requirements.txt"], ["-c", "requirements-node.txt"]
-    pinned = {"": [], "-dev": control, "-node": [], "-node-dev": node, "-horovod": node, "-node-cu112": []}
+    pinned = {"": [], "-dev": control, "-docker": control}
+    pinned |= {"-node": [], "-node-dev": node, "-horovod": node, "-node-cu112": []}
     for name, constraints in pinned.items():
         files = [f"requirements{name}.in", "-o", f"requirements{name}.txt"]
         subprocess.run([*command, *files, *constraints], cwd=repository, check=True, env=os.environ)

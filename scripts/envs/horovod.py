@@ -1,4 +1,6 @@
-"""Build Horovod for MXNet over Gloo, with its stall check mended, once per machine.
+"""Build Horovod for the mxnet of a requirements file, with its stall check mended, once per machine.
+
+For mxnet it meets over Gloo; for mxnet-cu112 over Gloo, MPI and NCCL, which needs CUDA's compiler, NCCL and Open MPI.
 
 As published, ``gloo_controller.cc`` reserves room for the list of ranks but never sizes it, so under Gloo the
 stall inspector sees no ranks and a hung world is never reported.
@@ -32,6 +34,16 @@ _BUILD = {
     "HOROVOD_WITHOUT_TENSORFLOW": "1",
     "HOROVOD_WITHOUT_PYTORCH": "1",
 }
+_BUILD_CUDA = {
+    "HOROVOD_WITH_MXNET": "1",
+    "HOROVOD_WITH_GLOO": "1",
+    "HOROVOD_WITH_MPI": "1",
+    "HOROVOD_GPU_OPERATIONS": "NCCL",
+    "HOROVOD_NCCL_LINK": "SHARED",
+    "HOROVOD_BUILD_CUDA_CC_LIST": "50,60,70,80,86",  # those that mxnet-cu112 has code for
+    "HOROVOD_WITHOUT_TENSORFLOW": "1",
+    "HOROVOD_WITHOUT_PYTORCH": "1",
+}
 
 
 def cache_root() -> Path:
@@ -42,10 +54,20 @@ def cache_root() -> Path:
 
 def cache_key(requirements: Path) -> str:
     """Return what the wheel depends on: versions, the mend, Python, the machine and the compiler."""
-    mxnet = re.search(r"^mxnet\S*==\S+", requirements.read_text(), re.MULTILINE)
-    parts = [VERSION, _RIGHT, str(_BUILD), mxnet.group() if mxnet else "", "cp311", platform.machine(), _compiler()]
+    mxnet, options = _mxnet(requirements), str(build_options(requirements))
+    parts = [VERSION, _RIGHT, options, mxnet, "cp311", platform.machine(), _compiler()]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return f"horovod-{VERSION}-{digest[:16]}"
+
+
+def build_options(requirements: Path) -> dict[str, str]:
+    """Return the variables that say what is built, by the mxnet of the requirements."""
+    return dict(_BUILD_CUDA if _mxnet(requirements).startswith("mxnet-cu") else _BUILD)
+
+
+def _mxnet(requirements: Path) -> str:
+    found = re.search(r"^mxnet\S*==\S+", requirements.read_text(), re.MULTILINE)
+    return found.group() if found else ""
 
 
 def _compiler() -> str:
@@ -62,9 +84,11 @@ def cached_wheel(requirements: Path) -> Path | None:
     return next(iter((cache_root() / cache_key(requirements)).glob("*.whl")), None)
 
 
-def build_wheel(uv: str, python: str, repository: Path, log: Path) -> Path:
-    """Return the wheel, building it unless another process just did."""
-    requirements = repository / "requirements-node.txt"
+def build_wheel(uv: str, python: str, requirements: Path, log: Path) -> Path:
+    """Return the wheel, building it unless another process just did.
+
+    :param requirements: pinned, with mxnet among them; ``requirements-horovod.txt`` lies beside it.
+    """
     home = cache_root()
     home.mkdir(parents=True, exist_ok=True)
     with _lock(home / ".lock"):
@@ -73,7 +97,7 @@ def build_wheel(uv: str, python: str, repository: Path, log: Path) -> Path:
             return done
         # Not in the tree: a path with a space in it breaks the build of Gloo.
         with tempfile.TemporaryDirectory(prefix="build-", dir=home) as scratch:
-            built = _build(uv, python, repository, Path(scratch), log)
+            built = _build(uv, python, requirements, Path(scratch), log)
             target = home / cache_key(requirements)
             staging = Path(tempfile.mkdtemp(prefix="done-", dir=home))
             shutil.move(str(built), staging / built.name)
@@ -82,13 +106,13 @@ def build_wheel(uv: str, python: str, repository: Path, log: Path) -> Path:
         return target / built.name
 
 
-def _build(uv: str, python: str, repository: Path, scratch: Path, log: Path) -> Path:
+def _build(uv: str, python: str, requirements: Path, scratch: Path, log: Path) -> Path:
     venv = scratch / "venv"
     run([uv, "venv", "-q", "--python", python, str(venv)], log=log)
-    files = ["-r", str(repository / "requirements-node.txt"), "-r", str(repository / "requirements-horovod.txt")]
+    files = ["-r", str(requirements), "-r", str(requirements.with_name("requirements-horovod.txt"))]
     run([uv, "pip", "install", "-q", "--python", str(venv / "bin/python"), *files], log=log)
     source = _mended_source(venv / "bin/python", scratch, log)
-    environment = {**os.environ, **_BUILD, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}"}
+    environment = {**os.environ, **build_options(requirements), "PATH": f"{venv / 'bin'}:{os.environ['PATH']}"}
     environment["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
     wheel = [str(venv / "bin/python"), "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
     run([*wheel, "-w", str(scratch / "wheels"), str(source)], log=log, environment=environment)
