@@ -7,7 +7,7 @@ PYTEST_OPTIONS ?=
 ROW ?= loop loop_pinned overhead pipeline
 
 .DEFAULT_GOAL := help
-.PHONY: demo stop clean environments check test test-faults test-system bench lock help
+.PHONY: demo stop clean environments check test test-faults test-system test-docker bench lock help
 
 demo: ## Build what is missing, start the services, retrain and promote a model (MXDIST_DEMO_CONF: DAG parameters)
 	@"$(PYTHON)" scripts/demo.py
@@ -36,7 +36,10 @@ test-faults: environments ## Kill things under a real Airflow
 test-system: environments ## The example DAGs, from end to end
 	$(CONTROL)/python -m pytest tests/system $(PYTEST_OPTIONS)
 
-bench: environments ## Speed against peers, side by side (ROW=loop, loop_pinned, overhead or pipeline; default: all)
+test-docker: environments ## Install what the images of docker/ hold, without Docker; a node's sshd (needs openssh-server)
+	$(CONTROL)/python -m pytest tests/docker $(PYTEST_OPTIONS)
+
+bench: environments ## Speed against peers, side by side (ROW=loop, loop_pinned, overhead, pipeline or kvstore; default: all)
 	@for row in $(ROW); do $(CONTROL)/python bench/run.py $$row || exit 1; done
 
 lock: environments ## Pin the requirements anew; pins that still fit stay
