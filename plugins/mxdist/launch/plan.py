@@ -72,7 +72,7 @@ class Plan:
     """Everything that will run for one job.
 
     :param attempt_dir: the scratch folder; ``<attempt>`` stands for the number that submission will give.
-    :param scaling: what the ranks do to batch and rate; "" when they change nothing.
+    :param scaling: what the replicas do to batch and rate; "" when they change nothing.
     :param diagram: who computes what, drawn.
     :param starter: what starts all ranks at once, over MPI; empty: the supervisor starts each.
     :param effective: batch and rate that a model is trained with, as they are recorded beside the job's own.
@@ -347,11 +347,11 @@ def _effective(job: TrainingJob | EvaluationJob) -> dict[str, Any]:
 def _scaling(job: TrainingJob | EvaluationJob) -> str:
     if isinstance(job, EvaluationJob) or job.scaling.policy is ScalingPolicy.KEEP_GLOBAL_BATCH:
         return ""
-    trained, base, size = job.effective(), job.scaling.base_world_size, job.parallelism.world_size
+    trained, base, copies = job.effective(), job.scaling.base_replicas, job.parallelism.copies
     schedule, rate = trained.optimizer.schedule, job.optimizer.learning_rate
     warm = f", reached from {rate:g} in {schedule.warmup_steps} steps" if schedule.warmup_from else ""
     return (
-        f"scale_lr, {size} rank{'s' if size != 1 else ''} for {base}: global batch {trained.batch_size} for "
+        f"scale_lr, {copies} replica{'s' if copies != 1 else ''} for {base}: global batch {trained.batch_size} for "
         f"{job.batch_size}, learning rate {trained.optimizer.learning_rate:g} for {rate:g}{warm}"
     )
 

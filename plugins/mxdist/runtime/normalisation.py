@@ -61,13 +61,12 @@ def settle(net: mx.gluon.Block, parallelism: Parallelism, group: Group) -> None:
 
 def _sees_whole_batch(parallelism: Parallelism) -> bool:
     """Return whether each layer sees the rows of a global batch all at once."""
-    return parallelism.replicas * parallelism.accumulate * parallelism.micro_batches * (parallelism.devices or 1) == 1
+    return parallelism.copies * parallelism.accumulate * parallelism.micro_batches == 1
 
 
 def _one_copy_drifts(parallelism: Parallelism) -> bool:
     """Return whether there is one copy of each layer, with local statistics: those of the micro-batches in turn."""
-    one = parallelism.replicas * (parallelism.devices or 1) == 1
-    return parallelism.batch_norm is BatchNorm.LOCAL and one
+    return parallelism.batch_norm is BatchNorm.LOCAL and parallelism.copies == 1
 
 
 def _refusal(names: list[str], parallelism: Parallelism) -> str:

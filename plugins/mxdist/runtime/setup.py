@@ -186,7 +186,7 @@ def _check_random(operators: list[str], parallelism: Parallelism) -> None:
 
     :raises SpecError: it does not say so.
     """
-    parts = parallelism.world_size * parallelism.devices_per_rank * parallelism.accumulate * parallelism.micro_batches
+    parts = parallelism.parts
     if operators and parts > 1 and Lossy.DROPOUT not in parallelism.lossy:
         problem = (
             f"the network draws random numbers ({', '.join(operators)}), others for each of {parts} parts of "

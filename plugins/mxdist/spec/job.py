@@ -8,13 +8,25 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationInfo, field_validator
 
 from mxdist.errors import Problem, SpecError
-from mxdist.spec.base import LABEL, Spec
+from mxdist.spec.base import LABEL, Spec, digest_of
 from mxdist.spec.cluster import Checkpoints, Cluster, Limits, Storage, Tracking
 from mxdist.spec.dataset import Dataset
 from mxdist.spec.model import Init, Model, Script
 from mxdist.spec.optimizer import Decay, Optimizer
 from mxdist.spec.parallelism import BatchNorm, Compression, KVStore, Parallelism, Strategy
 from mxdist.spec.scaling import Scaling
+
+_OF_SCRIPTS = (
+    "strategy",
+    "lossy",
+    "world_size",
+    "kvstore",
+    "servers",
+    "controller",
+    "fusion_threshold_mb",
+    "cycle_time_ms",
+)
+"""What of ``parallelism`` the world of a script is made from; a script computes by itself."""
 
 _NO_STEPS = (
     "not with kvstore dist_async, whose servers apply each push at once, at one rate, and see no gradient whole; use "
@@ -71,6 +83,9 @@ class TrainingJob(BaseJob):
     def _one_kind_of_work(cls, script: Script | None, info: ValidationInfo) -> Script | None:
         if "model" in info.data and (info.data["model"] is None) == (script is None):
             raise ValueError("give either model or script")
+        if script is not None and (unread := info.data.get("parallelism", Parallelism()).given(besides=_OF_SCRIPTS)):
+            named = ", ".join(f"parallelism.{name}" for name in unread)
+            raise ValueError(f"{named}: read by mxdist's own loop only, so not with a script, which does that itself")
         return script
 
     @field_validator("dataset")
@@ -117,7 +132,7 @@ class TrainingJob(BaseJob):
         if not {"parallelism", "scaling"} <= info.data.keys():
             return batch_size
         parallelism = info.data["parallelism"]
-        trained, replicas = info.data["scaling"].batch_size(batch_size, parallelism.world_size), parallelism.replicas
+        trained, replicas = info.data["scaling"].batch_size(batch_size, parallelism.copies), parallelism.replicas
         if info.data.get("script") is not None:
             return batch_size
         if trained % replicas:
@@ -151,19 +166,24 @@ class TrainingJob(BaseJob):
         return verify
 
     def effective(self) -> TrainingJob:
-        """Return the job as it is trained on its ranks: with the batch and the rate that ``scaling`` makes of them."""
-        scaling, size = self.scaling, self.parallelism.world_size
+        """Return the job as it is trained in its layout: with the batch and rate that ``scaling`` makes of them."""
+        scaling, copies = self.scaling, self.parallelism.copies
         changed = {
-            "batch_size": scaling.batch_size(self.batch_size, size),
-            "optimizer": scaling.optimizer(self.optimizer, size),
+            "batch_size": scaling.batch_size(self.batch_size, copies),
+            "optimizer": scaling.optimizer(self.optimizer, copies),
             "scaling": Scaling(),
         }
         return self.model_copy(update=changed)
 
     def training_digest(self) -> str:
-        """Return the digest of all that decides the weights: not where the job runs, or how it is watched."""
-        left_out = ("cluster", "parallelism", "limits", "storage", "tracking", "checkpoints", "name", "verify_layout")
-        return self.effective().digest(exclude=left_out)
+        """Return the digest of all that decides the weights: not where the job runs, or how it is watched.
+
+        Of the layout counts what ``Parallelism.beyond_the_law`` says: any other one trains the same weights.
+        """
+        left_out = {"cluster", "parallelism", "limits", "storage", "tracking", "checkpoints", "name", "verify_layout"}
+        document = self.effective().model_dump(mode="json", exclude=left_out)
+        other = self.parallelism.beyond_the_law()
+        return digest_of({**document, "parallelism": other} if other else document)
 
 
 def _unlike_one_process(parallelism: Parallelism) -> str:
@@ -194,9 +214,9 @@ class EvaluationJob(BaseJob):
 
     @field_validator("parallelism")
     @classmethod
-    def _one_rank(cls, parallelism: Parallelism) -> Parallelism:
-        if parallelism.world_size != 1:
-            raise ValueError("world_size must be 1: an evaluation runs in one process")
+    def _one_process(cls, parallelism: Parallelism) -> Parallelism:
+        if given := parallelism.given():
+            raise ValueError(f"{', '.join(given)}: leave out; an evaluation runs in one process, on one device")
         return parallelism
 
 

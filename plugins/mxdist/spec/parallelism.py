@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
+from typing import Any
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -177,6 +178,43 @@ class Parallelism(Spec):
     def replicas(self) -> int:
         """Copies of the model that train on different rows: what a global batch is shared by."""
         return self.world_size // self.stage_count if self.across_processes else self.world_size
+
+    @property
+    def copies(self) -> int:
+        """Copies of the model that compute different rows at the same time: replicas, times the devices of each."""
+        return self.replicas * (self.devices or 1)
+
+    def given(self, *, besides: Iterable[str] = ()) -> list[str]:
+        """Return the fields that are not at their defaults.
+
+        :param besides: fields that do not count.
+        """
+        fields = type(self).model_fields
+        return [name for name in fields if name not in set(besides) and getattr(self, name) != fields[name].default]
+
+    def beyond_the_law(self) -> dict[str, Any]:
+        """Return what makes the trained weights others than those of one process; all else of a layout does not.
+
+        Synchronised statistics are those of one process with Gluon's own layers. What ``lossy`` allows counts where
+        it happens: dropout, where the work is divided.
+        """
+        found: dict[str, Any] = {}
+        if self.batch_norm in (BatchNorm.FROZEN, BatchNorm.LOCAL):
+            found["batch_norm"] = self.batch_norm.value
+        if self.compression is not Compression.NONE:
+            found["compression"] = self.compression.value
+        if self.compression is Compression.TWO_BIT:
+            found["compression_threshold"] = self.compression_threshold
+        if self.servers_update:
+            found["kvstore"] = self.kvstore.value
+        if Lossy.DROPOUT in self.lossy and self.parts > 1:
+            found["lossy"] = [Lossy.DROPOUT.value]
+        return found
+
+    @property
+    def parts(self) -> int:
+        """Parts that a step's work is divided into; each draws random numbers of its own."""
+        return self.world_size * self.devices_per_rank * self.accumulate * self.micro_batches
 
     @field_validator(*_GOES_WITH)
     @classmethod

@@ -104,7 +104,9 @@ def test_horovod_shuts_down_after_it_has_warned(stall_s: float) -> None:
 @pytest.mark.parametrize(("across", "values"), [("processes", ["1", "1"]), ("devices", [None])])
 def test_stages_on_ranks_need_process_sets(across: str, values: list[str | None]) -> None:
     stages = {"strategy": "pipeline", "stages": 2, "across": across, "world_size": len(values)}
-    ranks = plan_of({"name": "x", "script": {"path": "/a.py"}, "parallelism": stages}).ranks
+    dataset = {"manifest_uri": "s3://data/mnist/manifests/1.json", "version": "ab" * 32}
+    model: dict[str, Any] = {"model": {"name": "lenet"}, "dataset": dataset}
+    ranks = plan_of({"name": "x", **model, "parallelism": stages}).ranks
     assert [rank.environment.get("HOROVOD_DYNAMIC_PROCESS_SETS") for rank in ranks] == values
 
 

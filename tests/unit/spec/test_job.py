@@ -113,6 +113,53 @@ def test_one_wrong_field_says_what_to_do(document: object, path: str, words: str
     assert len(found) == 1
 
 
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"strategy": "pipeline", "stages": 4, "micro_batches": 8},
+        {"strategy": "parameter_server"},
+        {"accumulate": 2},
+        {"batch_norm": "frozen"},
+        {"cycle_time_ms": 3},
+    ],
+)
+def test_an_evaluation_has_no_layout(layout: dict[str, Any]) -> None:
+    document = {"kind": "evaluation", "name": "e", "models": {"challenger": "s3://m"}, "dataset": DATASET}
+    parse_job({**document, "parallelism": {"world_size": 1, "strategy": "allreduce"}})
+    found = problems({**document, "parallelism": layout})
+    assert found["parallelism"].startswith(", ".join(layout) + ": leave out")
+
+
+@pytest.mark.parametrize(
+    ("layout", "named"),
+    [
+        ({"world_size": 2, "batch_norm": "synchronised"}, ["batch_norm"]),
+        ({"world_size": 2, "accumulate": 8}, ["accumulate"]),
+        ({"compression": "fp16", "lossy": ["compression"]}, ["compression"]),
+        ({"strategy": "devices", "devices": 2}, ["devices"]),
+        (
+            {"strategy": "pipeline", "stages": 2, "across": "processes", "world_size": 2, "balance": "time"},
+            ["stages", "balance", "across"],
+        ),
+    ],
+)
+def test_a_script_takes_no_layout_of_the_loop(layout: dict[str, Any], named: list[str]) -> None:
+    found = problems({"name": "a", "script": {"path": "t.py"}, "parallelism": layout})
+    assert found["script"].startswith(", ".join(f"parallelism.{name}" for name in named) + ": read by mxdist's own")
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"world_size": 2, "controller": "mpi", "fusion_threshold_mb": 1, "cycle_time_ms": 2},
+        {"strategy": "parameter_server", "servers": 2, "kvstore": "dist_device_sync"},
+        {"strategy": "parameter_server", "kvstore": "dist_async", "lossy": ["dist_async"]},
+    ],
+)
+def test_a_script_may_have_the_world_that_it_needs(layout: dict[str, Any]) -> None:
+    assert parse_job({"name": "a", "script": {"path": "t.py"}, "parallelism": layout})
+
+
 def test_a_password_is_not_repeated_in_the_error() -> None:
     with pytest.raises(SpecError) as caught:
         Tracking.parse({"uri": "http://me:hunter2@host"})
