@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
     from sqlalchemy.orm import Session
 
+    from mxdist.store import Attempt
+
 log = logging.getLogger(__name__)
 
 _JOB_XCOM = "mxdist_job"  # operators/base.py, which is not imported here: this module must load fast
@@ -186,15 +188,35 @@ def _end_job(place: dict[str, Any], note: Note) -> None:
     attempt = JobRun(hook.open(place["runs_uri"]), place["job_key"]).latest()
     if attempt is None or attempt.claim.submitted_at > note.at:
         return
-    if attempt.result() is not None or attempt.cancel_intent() is not None:
+    result = attempt.result()
+    preempted = result is not None and result.state.value == "PREEMPTED"
+    if (result is not None and not preempted) or (result is None and attempt.cancel_intent() is not None):
         return
     mark = place.get("marked")
     if note.task_id is not None:
         mark = "success" if note.succeeded else "failed"
     reason = f"the task was marked as {mark} in Airflow" if mark else "the DAG run is over in Airflow"
+    by, marked_success = "user" if mark else "airflow", mark == "success"
+    if preempted:
+        attempt.give_up(by, reason, marked_success=marked_success)
+        log.info("Job %s, attempt %d: %s, so nobody goes on with it.", place["job_key"], attempt.number, reason)
+        _tell_mlflow(attempt, place)
+        return
     # The intent alone: the job's own supervisor acts on it within seconds, wherever it runs.
-    attempt.request_cancel("user" if mark else "airflow", reason, marked_success=mark == "success")
+    attempt.request_cancel(by, reason, marked_success=marked_success)
     log.info("Job %s, attempt %d: %s, so it ends.", place["job_key"], attempt.number, reason)
+
+
+def _tell_mlflow(attempt: Attempt, place: dict[str, Any]) -> None:
+    if not place.get("mlflow_conn_id"):
+        return
+    from mxdist.hooks.mlflow import MlflowHook
+    from mxdist.tracking.replay import replay
+
+    hook = MlflowHook(place["mlflow_conn_id"])
+    outcome = replay(attempt, attempt.claim.parsed(), login=hook.login(), uri=hook.uri)
+    if not outcome.complete:
+        log.warning("MLflow was not told (ReconcileJobsOperator does it): %s", outcome.message)
 
 
 def _close_parent(conn_id: str, parent: str, succeeded: bool) -> None:

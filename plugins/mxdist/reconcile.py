@@ -11,7 +11,8 @@ from typing import Any, Protocol, Self
 
 from mxdist.errors import MxdistError
 from mxdist.launch import JobClient, Life
-from mxdist.store import Attempt, JobRun
+from mxdist.spec import JobState
+from mxdist.store import Attempt, JobRun, Result
 
 TASK_OVER = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 TASK_ACTIVE = frozenset(
@@ -122,12 +123,19 @@ def end_unwanted(client: JobClient, asked: list[tuple[Attempt, TaskName]], airfl
     told: list[tuple[Attempt, str]] = []
     for attempt, task in asked:
         try:
-            if attempt.result() is None and attempt.cancel_intent() is None:
-                run = airflow.run_state(task.dag_id, task.run_id)
-                state = None if run is None else airflow.task_state(*_identity(task))
-                if (reason := unwanted(run, state)) is not None:
-                    attempt.request_cancel("reconciler", reason, marked_success=state == "success")
-                    told.append((attempt, reason))
+            result = attempt.result()
+            if not _may_be_wanted(attempt, result):
+                continue
+            run = airflow.run_state(task.dag_id, task.run_id)
+            state = None if run is None else airflow.task_state(*_identity(task))
+            if (reason := unwanted(run, state)) is None:
+                continue
+            if result is None:
+                attempt.request_cancel("reconciler", reason, marked_success=state == "success")
+                told.append((attempt, reason))
+            else:
+                attempt.give_up("reconciler", reason, marked_success=state == "success")
+                yield Step(f"{_named(attempt)}: {reason}; nobody goes on with what was preempted")
         except Exception as error:  # Airflow's are of any kind
             yield Step(f"{_named(attempt)}: nobody knows whether it is wanted: {error}", good=False, urgent=True)
     for attempt, reason in told:
@@ -190,17 +198,26 @@ def _attempts(run: JobRun) -> Iterator[Attempt]:
         yield run.attempt(number)
 
 
+def _may_be_wanted(attempt: Attempt, result: Result | None) -> bool:
+    """Whether Airflow must be asked: the attempt goes on, or waits for the retry that resumes it."""
+    if result is None:
+        return attempt.cancel_intent() is None
+    return result.state is JobState.PREEMPTED and attempt.given_up() is None
+
+
 def _finish(client: JobClient, attempt: Attempt, logins: Mapping[str, Any]) -> Iterator[Step]:
     result = attempt.result()
     if result is None and attempt.cancel_intent() is not None and client.launcher.life(attempt) is not Life.ALIVE:
         result = client.cancel(attempt, by="reconciler", reason="its supervisor died", wait_s=0)
         yield Step(f"{_named(attempt)}: ended as {result.state.value}")
     job = attempt.claim.parsed()
-    if result is None or result.tracking_complete or job.tracking.uri is None:
+    if result is None or job.tracking.uri is None:
         return
     from mxdist.tracking.delivery import Progress
-    from mxdist.tracking.replay import replay
+    from mxdist.tracking.replay import last_word, replay
 
+    if result.tracking_complete and last_word(attempt, result).state is result.state:
+        return
     before = Progress.read(attempt)
     outcome = replay(attempt, job, login=logins.get(job.tracking.uri))
     if outcome.complete and Progress.read(attempt) == before:  # somebody has told MLflow since

@@ -113,6 +113,8 @@ class JobClient:
             except StoreError as error:
                 return self._end_unrecorded(attempt, error, grace_s=wait_s)
             result = self._await_result(attempt, wait_s)
+        elif result.state is JobState.PREEMPTED:  # its run in MLflow waits for a next attempt
+            attempt.give_up(by, reason, marked_success=marked_success)
         if result is None and _closes_its_books(attempt):
             result = self._await_result(attempt, _BOOKS_S)
         if result is None:

@@ -12,6 +12,7 @@
             checkpoints/...             owned by runtime/checkpoint.py
             model/...                   the exported model, manifest last
             cancel.json                 the cancel intent, created once
+            given_up.json               nobody goes on with a preempted training, created once
             tracking.json               MLflow run id and what was sent
             result.json                 Result, created once, before the supervisor exits
             handed_over.json            the result was returned to whoever asked for the job
@@ -230,6 +231,15 @@ class Attempt:
         """Write the cancel intent, once; return the one that counts."""
         self.store.create_json("cancel.json", CancelIntent(by, reason, time.time(), marked_success).dump())
         return CancelIntent.load(self.store.read_json("cancel.json"))
+
+    def give_up(self, by: str, reason: str, *, marked_success: bool = False) -> None:
+        """Note, once, that nobody goes on with this preempted attempt. One that is claimed later resumes it."""
+        self.store.create_json("given_up.json", CancelIntent(by, reason, time.time(), marked_success).dump())
+
+    def given_up(self) -> CancelIntent | None:
+        """Return who gave the preempted attempt up and why, or None."""
+        document = self._maybe("given_up.json")
+        return None if document is None else CancelIntent.load(document)
 
     def hand_over(self) -> None:
         """Note that the result was returned to whoever asked for the job."""

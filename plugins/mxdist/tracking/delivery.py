@@ -185,7 +185,7 @@ class Delivery:
         if state is JobState.SUCCEEDED:
             failures.append(self._try(lambda: self._log_model(run, ending.model_dir)))
         runs.delete_twins(self._client, run, self._attempt)
-        intent = self._attempt.cancel_intent()
+        intent = self._attempt.given_up() or self._attempt.cancel_intent()
         marked = state is JobState.CANCELLED and intent is not None and intent.marked_success
         runs.close_run(self._client, run, state, ending.cause, ended_at=ending.at, marked_success=marked)
         self.progress.closed, self.progress.message = state.value, " ".join(filter(None, failures))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from mxdist.errors import MxdistError
-from mxdist.spec import EvaluationJob, TrainingJob
-from mxdist.store import Attempt, Lease, Result
+from mxdist.spec import EvaluationJob, JobState, TrainingJob
+from mxdist.store import Attempt, Cause, Lease, Result
 from mxdist.tracking import models
 from mxdist.tracking.client import Client, Login
 from mxdist.tracking.delivery import BATCH, Delivery, Ending, Progress, TrackingOutcome
@@ -24,7 +25,7 @@ def replay(
     """Send what MLflow does not have yet of an attempt that has ended; what is missing then, the outcome says.
 
     A supervisor may have closed the run and been killed before its result: a run whose state is not that of the result
-    is closed anew.
+    is closed anew. So is that of a preempted training that nobody goes on with (see `last_word`).
 
     :param uri: the MLflow server as seen from here, if the job names it otherwise.
     """
@@ -37,11 +38,26 @@ def replay(
         result = attempt.result()
         if result is None and not progress.complete:
             return progress.outcome(complete=False, message=f"attempt {attempt.number} has not ended")
-        if result is None or (progress.complete and progress.closed in (None, result.state.value)):
+        if result is None or (progress.complete and progress.closed in (None, last_word(attempt, result).state.value)):
             return progress.outcome()
         return _under_lease(attempt, job, result, Client(uri, login))
     except MxdistError as error:
         return progress.outcome(complete=False, message=str(error))
+
+
+def last_word(attempt: Attempt, result: Result) -> Result:
+    """Return the result as MLflow must tell it.
+
+    A preempted training's run stays open for the attempt that goes on with it. When none does, because the attempt
+    was given up or somebody had cancelled it, its run is closed as that of a cancelled one, with a cause that says so.
+    """
+    if result.state is not JobState.PREEMPTED or _successor(attempt) is not None:
+        return result
+    intent = attempt.given_up() or attempt.cancel_intent()
+    if intent is None or intent.by == "deadline":  # the next attempt resumes after a deadline
+        return result
+    message = f"preempted, and nobody goes on with it: {intent.reason}"
+    return replace(result, state=JobState.CANCELLED, cause=Cause("given-up", message))
 
 
 def batches(attempts: list[Attempt]) -> Iterator[tuple[int, list[Record]]]:
@@ -82,8 +98,9 @@ def _complete(delivery: Delivery, attempt: Attempt, result: Result) -> TrackingO
     sieve = Sieve()
     for number, records in batches(chain(attempt)):
         delivery.send(number, records, points(sieve, number, records))
+    told = last_word(attempt, result)
     with tempfile.TemporaryDirectory() as folder:
-        delivery.finish(Ending(result.state, result.cause, result.ended_at, lambda: _model(attempt, Path(folder))))
+        delivery.finish(Ending(told.state, told.cause, result.ended_at, lambda: _model(attempt, Path(folder))))
     return delivery.progress.outcome()
 
 

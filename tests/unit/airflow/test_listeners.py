@@ -85,6 +85,16 @@ def test_end_of_a_run_ends_a_job_that_nobody_waits_for(asked: list[listeners.Not
     assert (intent.by, intent.marked_success) == ("airflow", False)
 
 
+def test_end_of_a_run_gives_up_what_was_preempted(asked: list[listeners.Note], attempt: Attempt) -> None:
+    end(attempt, JobState.PREEMPTED)
+    listeners.on_dag_run_failed(RUN, "")
+    settled()
+    given_up = attempt.given_up()
+    assert given_up is not None
+    assert (given_up.by, given_up.reason) == ("airflow", "the DAG run is over in Airflow")
+    assert attempt.cancel_intent() is None
+
+
 @pytest.mark.parametrize("mark", ["success", "failed"])
 def test_end_of_a_run_whose_task_was_marked_is_the_users_doing(
     asked: list[listeners.Note], attempt: Attempt, monkeypatch: pytest.MonkeyPatch, mark: str

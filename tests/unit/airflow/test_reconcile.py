@@ -308,6 +308,37 @@ def test_run_that_was_closed_otherwise_than_its_job_ended_is_mended_once(
     assert run("mxdist_mlflow")["done"] == [], "what is told already is not said again"
 
 
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [((None, None), "deleted"), (("running", "failed"), "task is failed"), (("failed", None), "run is over")],
+    ids=["run deleted", "task failed", "run over"],
+)
+def test_preempted_training_that_nobody_goes_on_with_is_closed(
+    tracked: tuple[Attempt, str, str],
+    airflow: Answers,
+    mlflow: MlflowClient,
+    states: tuple[str | None, str | None],
+    reason: str,
+) -> None:
+    attempt, run_id, _ = tracked
+    delivered = Progress(run_id=run_id, closed="PREEMPTED", complete=True)
+    attempt.store.write_json("tracking.json", asdict(delivered))
+    end(attempt, JobState.PREEMPTED, Cause("preempted", "the node went away", True))
+    airflow.task = "up_for_retry"
+    assert run("mxdist_mlflow") == {"done": [], "problems": []}
+    assert status(mlflow, run_id) == "RUNNING", "its retry goes on in this run"
+    airflow.run, airflow.task = states
+    told = run("mxdist_mlflow")
+    assert told["problems"] == []
+    assert "nobody goes on" in told["done"][0]
+    closed = mlflow.get_run(run_id)
+    assert (closed.info.status, closed.data.tags["mxdist.state"]) == ("KILLED", "CANCELLED")
+    assert "given-up: preempted" in closed.data.tags["mxdist.cause"]
+    assert reason in closed.data.tags["mxdist.cause"]
+    assert attempt.cancel_intent() is None, "a clear goes on from its checkpoint"
+    assert run("mxdist_mlflow") == {"done": [], "problems": []}, "a second time changes nothing"
+
+
 def test_mlflow_out_of_reach_is_told_and_ends_the_job_all_the_same(
     make: Callable[..., Attempt], airflow: Answers, monkeypatch: pytest.MonkeyPatch
 ) -> None:

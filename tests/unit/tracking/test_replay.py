@@ -138,6 +138,38 @@ def test_run_that_was_closed_otherwise_than_the_result_says_is_mended(
     assert proxy.seen == [], "what is true already is not told again"
 
 
+@pytest.mark.parametrize("how", ["given up", "cancelled before"])
+def test_run_of_a_preempted_training_is_closed_when_nobody_goes_on(
+    begin: Begin, claim: Claim, proxy: MlflowProxy, journal: Path, mlflow_has: Any, how: str
+) -> None:
+    job, attempt, forwarder = begin()
+    train(journal, range(5))
+    assert forwarder.close(JobState.PREEMPTED).complete
+    finished(attempt, JobState.PREEMPTED)
+    assert replay(attempt, job).complete
+    assert mlflow_has.run(job).info.status == "RUNNING"
+    (attempt.give_up if how == "given up" else attempt.request_cancel)("user", "enough of it")
+    assert replay(attempt, job).complete
+    run = mlflow_has.run(job)
+    assert (run.info.status, run.data.tags["mxdist.state"]) == ("KILLED", "CANCELLED")
+    assert run.data.tags["mxdist.cause"] == "given-up: preempted, and nobody goes on with it: enough of it"
+    proxy.seen.clear()
+    assert replay(attempt, job).complete
+    assert proxy.seen == [], "what is true already is not told again"
+
+
+def test_run_that_was_given_up_goes_on_all_the_same(begin: Begin, claim: Claim, journal: Path, mlflow_has: Any) -> None:
+    job, first, forwarder = begin()
+    assert forwarder.close(JobState.PREEMPTED).complete
+    finished(first, JobState.PREEMPTED)
+    first.give_up("airflow", "the DAG run is over")
+    second = claim(job, after=1, origin=1)
+    assert replay(first, job).complete
+    assert mlflow_has.run(job).info.status == "RUNNING"
+    assert replay(finished(second), job).complete
+    assert mlflow_has.run(job).info.status == "FINISHED"
+
+
 def test_attempt_that_goes_on_is_found_whatever_began_from_scratch_since(make_job: Job, claim: Claim) -> None:
     job = make_job(None)
     origins = {1: 1, 2: 1, 3: 3, 4: 1, 5: 5}
