@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,38 +16,8 @@ from world.conftest import GENEROUS_S, Jobs, log_of, wait_until
 import mxdist
 from mxdist.data.stage import stage
 from mxdist.spec import JobState, Split, TrainingJob, parse_job
-from mxdist.store import Attempt, JobRun, Result, open_store
 from support.pages import REPOSITORY, example, examples
-
-
-@dataclass
-class Terminal:
-    """A folder, and the environment variables that README tells to set."""
-
-    folder: Path
-
-    def mxdist(self, *arguments: str) -> str:
-        """Run a command that must succeed; return what it printed."""
-        environment = {
-            **os.environ, "PYTHONPATH": str(Path(mxdist.__file__).parents[1]), "MXDIST_NODE_PYTHON": sys.executable,
-            "MXDIST_RUNS_URI": str(self.folder / "runs"), "MXDIST_WORKDIR": str(self.folder / "jobs"),
-        }  # fmt: skip
-        command = [sys.executable, "-m", "mxdist.cli", *arguments]
-        done = subprocess.run(
-            command, cwd=self.folder, env=environment, capture_output=True, text=True, timeout=2 * GENEROUS_S
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
-
-    def only_result(self) -> Result:
-        """Return the result of the one job that was run."""
-        store = open_store(str(self.folder / "runs"))
-        (key,) = [entry.key.split("/")[1] for entry in store.list("_jobs/")]
-        attempt = JobRun(store, key).latest()
-        assert isinstance(attempt, Attempt)
-        result = attempt.result()
-        assert isinstance(result, Result)
-        return result
+from support.terminal import Terminal
 
 
 @pytest.fixture

@@ -87,4 +87,4 @@ def test_a_job_without_its_dataset_says_how_to_get_one(folder: Path) -> None:
     (folder / "job.yaml").write_text("name: x\nmodel: {name: mlp}\n")
     done = mxdist_in(folder, "plan", "job.yaml")
     assert done.returncode == 2
-    assert "dataset: is required to train a model" in done.stderr
+    assert "dataset: is required to train a model; `mxdist stage` makes one" in done.stderr
