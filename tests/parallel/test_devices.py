@@ -109,7 +109,7 @@ def stale(law: Law, patch: pytest.MonkeyPatch) -> None:
     first = devices.Devices._refresh
     patch.setattr(devices.Devices, "_refresh", lambda self: None if hasattr(self, "fresh") else first(self))
     patch.setattr(devices.Devices, "update", _mark)
-    patch.setattr(devices.Devices, "gather", lambda self: None)
+    patch.setattr(devices.Devices, "gather", lambda self, state=True: None)
 
 
 def _mark(self: Any, number: int) -> float:

@@ -57,7 +57,7 @@ def test_what_ranks_do_together(found: list[dict[str, Any]], what: str, expected
 
 
 def test_what_is_broadcast_travels_through_host_memory() -> None:
-    """A stage's weights are on its own rank's GPU, and in host memory elsewhere; here, another CPU context stands in."""
+    """A stage's weights are on its own rank's GPU, in host memory elsewhere; here, another CPU context stands in."""
     travelled = []
 
     def broadcast_(array: mx.nd.NDArray, root_rank: int, name: str) -> None:

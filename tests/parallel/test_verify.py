@@ -91,7 +91,7 @@ def test_what_is_trained_afterwards_is_the_same_bit_for_bit(small: Jobs, tmp_pat
 def stale(patch: pytest.MonkeyPatch) -> None:
     first = devices.Devices._refresh
     patch.setattr(devices.Devices, "_refresh", lambda self: first(self) if self._squares is None else None)
-    patch.setattr(devices.Devices, "gather", lambda self: None)  # which would tell it sooner
+    patch.setattr(devices.Devices, "gather", lambda self, state=True: None)  # which would tell it sooner
 
 
 def lost(patch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,8 @@ class Trainer:
             if self._saver is not None:  # the last good checkpoint may still be on its way
                 self._saver.drain(_DRAIN_S)
             raise
+        finally:
+            self._layout.close()
 
     def _begin(self) -> None:
         """Go on from the newest checkpoint, else from the initial weights; the same bits on all ranks."""
@@ -209,7 +211,7 @@ class Trainer:
     def _end_epoch(self, stop: bool) -> bool:
         """Prove that all ranks agree, validate, save; return whether to stop."""
         at, done = self.at, self.at.epoch + 1
-        self._layout.gather()
+        self._layout.gather(state=False)
         self._group.check_equal(network.arrays(self.setup.net), where=f"after epoch {done}")
         metrics = {"train_loss": at.loss_sum / at.offset, **self._validate(), **self._layout.figures()}
         at.metrics |= metrics
@@ -237,7 +239,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Hand a snapshot to the saver, once it is known to be sound."""
-        self._layout.gather()
+        self._layout.gather(state=True)
         self._check_finite()
         if self._saver is None:
             return

@@ -70,8 +70,9 @@ class Update:
 
         :raises CheckpointError: they belong to other parameters.
         """
-        if set(counts) != set(self.names):
-            different = ", ".join(sorted(set(counts) ^ set(self.names))[:5])
+        known = self.counts()
+        if set(counts) != set(known):
+            different = ", ".join(sorted(set(counts) ^ set(known))[:5])
             raise CheckpointError(f"the checkpoint trained other parameters than this job does: {different}")
         self._optimizer._index_update_count.update({index: counts[name] for index, name in enumerate(self.names)})
         self._optimizer.num_update = max(counts.values(), default=0)

@@ -106,8 +106,11 @@ class _Check:
     def run(self) -> float:
         """Return the largest difference, as a share of the largest number."""
         worst = 0.0
-        for number, step in enumerate((0, steps_of(len(self._setup.train), self._job.batch_size) - 1), start=1):
-            worst = max(worst, self._step(number, step))
+        try:
+            for number, step in enumerate((0, steps_of(len(self._setup.train), self._job.batch_size) - 1), start=1):
+                worst = max(worst, self._step(number, step))
+        finally:
+            self._layout.close()
         return worst
 
     def _step(self, number: int, step: int) -> float:
@@ -127,7 +130,7 @@ class _Check:
             return self._lossy(number, found, wanted, norms)
         worst = self._judge(f"the gradient at step {number}", largest_difference(found, wanted))
         layout.update(number)
-        layout.gather()
+        layout.gather(state=False)
         wanted = self._shared(self._alone.update(number) if self._alone else None, trained=False)
         found = _values(network.arrays(self._setup.net))
         return max(worst, self._judge(f"the weight after step {number}", largest_difference(found, wanted)))
@@ -149,7 +152,7 @@ class _Check:
         share = 0.0 if off <= bound else math.inf
         self._judge(f"the gradient at step {number}, which float16 may change by {bound:.3g},", worst, share=share)
         self._layout.update(number)
-        self._layout.gather()
+        self._layout.gather(state=False)
         if self._alone is not None:
             self._alone.take(network.arrays(self._setup.net))
         return worst.share

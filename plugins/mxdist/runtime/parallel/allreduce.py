@@ -27,6 +27,7 @@ class AllReduce(Group):
     def __init__(self) -> None:
         import horovod.mxnet as hvd
 
+        super().__init__()
         hvd.init()
         self._hvd: Any = hvd
         self.rank = hvd.rank()

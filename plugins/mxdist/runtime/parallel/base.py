@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import mxnet as mx
@@ -27,6 +27,15 @@ class Group(ABC):
 
     rank: int
     size: int
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """Return what ``make`` returned when this world was first asked for ``key``; kept as long as the world."""
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
 
     @abstractmethod
     def sum_(self, arrays: Sequence[mx.nd.NDArray]) -> None:

@@ -74,7 +74,7 @@ class Devices(Layout):
         first = self.replicas[0].device
         return mx.nd.add_n(*[loss.as_in_context(first) for loss in losses])
 
-    def gather(self) -> None:
+    def gather(self, *, state: bool = True) -> None:
         """Make sure that all replicas have the weights of the first.
 
         :raises TrainingFailed: one has others.

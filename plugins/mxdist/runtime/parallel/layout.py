@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import mxnet as mx
 from mxnet import autograd
@@ -80,8 +81,15 @@ class Layout(ABC):
         """Make optimizer step ``number`` (from 1); return its learning rate."""
         return self.updater.apply(number)
 
-    def gather(self) -> None:
-        """Make this rank hold every weight and all optimizer state, if other ranks or devices hold some."""
+    def gather(self, *, state: bool = True) -> None:
+        """Make this rank hold every weight, if other ranks or devices hold some; every rank must call it.
+
+        :param state: all of the optimizer's state, too.
+        """
+        return
+
+    def close(self) -> None:
+        """End what runs beside the loop; nothing is called afterwards."""
         return
 
     def squares(self) -> mx.nd.NDArray:
@@ -106,9 +114,13 @@ class Layout(ABC):
         """Return the derivative of the mean loss of ``total`` rows with respect to the sum of some of their losses."""
         key = (total, device)
         if key not in self._weights:
-            dtype = self.updater.gradients[0].dtype
-            self._weights[key] = mx.nd.full((1,), 1 / total, ctx=device, dtype=dtype)
+            self._weights[key] = mx.nd.full((1,), 1 / total, ctx=device, dtype=self.dtype)
         return self._weights[key]
+
+    @property
+    def dtype(self) -> Any:
+        """What the loss and its gradient are computed in."""
+        return self.updater.gradients[0].dtype
 
 
 class Whole(Layout):
@@ -138,7 +150,7 @@ class Whole(Layout):
         losses = [self._part(batch, rows) for rows in divide(batch.rows, self._parts)]
         return mx.nd.add_n(*losses) if len(losses) > 1 else next(iter(losses), None)
 
-    def gather(self) -> None:
+    def gather(self, *, state: bool = True) -> None:
         """Make running statistics equal again, where ranks took their own."""
         self._graph.agree(self.group)
 

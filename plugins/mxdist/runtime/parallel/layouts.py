@@ -32,7 +32,7 @@ def _layout(job: TrainingJob, setup: Setup, group: Group, worker: Worker) -> Lay
     if wanted.strategy is Strategy.PARAMETER_SERVER:
         return Served(setup.graph, setup.update, group, worker.devices[0], wanted)
     if setup.stages is not None and isinstance(setup.update, StageUpdate):
-        sets = Sets(group.rank, wanted.replicas, wanted.stage_count)
+        sets = Sets(group, wanted.replicas, wanted.stage_count)
         return RankStages(setup.stages, setup.update, group, sets, wanted)
     if setup.stages is not None:
         return DeviceStages(setup.stages, setup.update, group, wanted)

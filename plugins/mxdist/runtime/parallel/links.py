@@ -12,11 +12,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Any, ClassVar
+from typing import Any
 
 import mxnet as mx
 
-from mxdist.runtime.parallel.base import plain
+from mxdist.runtime.parallel.base import Group, plain
 from mxdist.runtime.parallel.orders import Action
 from mxdist.runtime.parallel.stages import Shape, Stages
 
@@ -92,17 +92,17 @@ class Sets:
     """Groups of ranks in a world of ``replicas`` times ``stages``: rank = replica * stages + stage.
 
     Every rank makes all of them, in the same order. Where a group is the whole world, it is Horovod's own. Horovod
-    takes each group once, so those of an earlier layout in the same world serve again.
+    takes each group once, so the world keeps them: those of an earlier layout serve again.
+
+    :param group: the whole world.
     """
 
-    _made: ClassVar[dict[tuple[int, ...], Any]] = {}
-
-    def __init__(self, rank: int, replicas: int, stages: int) -> None:
+    def __init__(self, group: Group, replicas: int, stages: int) -> None:
         import horovod.mxnet as hvd
 
         self.hvd: Any = hvd
-        self.replica, self.stage, self.stages = rank // stages, rank % stages, stages
-        self._made[tuple(range(replicas * stages))] = hvd.global_process_set
+        self._group, self._everybody = group, list(range(replicas * stages))
+        self.replica, self.stage, self.stages = group.rank // stages, group.rank % stages, stages
         rows = [[replica * stages + stage for stage in range(stages)] for replica in range(replicas)]
         pairs = [[self._set(row[stage : stage + 2]) for stage in range(stages - 1)] for row in rows]
         around = [None, *pairs[self.replica], None]
@@ -117,9 +117,9 @@ class Sets:
     def _set(self, ranks: Sequence[int]) -> Any:
         if len(ranks) == 1:
             return None
-        if tuple(ranks) not in self._made:
-            self._made[tuple(ranks)] = self.hvd.add_process_set(list(ranks))
-        return self._made[tuple(ranks)]
+        if list(ranks) == self._everybody:
+            return self.hvd.global_process_set
+        return self._group.once(("process set", *ranks), lambda: self.hvd.add_process_set(list(ranks)))
 
 
 class Pairwise(Link):

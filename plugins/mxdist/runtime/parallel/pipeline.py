@@ -14,7 +14,6 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 
-from mxdist.errors import CheckpointError
 from mxdist.runtime.batches import Batch
 from mxdist.runtime.parallel.base import Group, plain
 from mxdist.runtime.parallel.layout import Layout
@@ -60,6 +59,19 @@ class DeviceStages(_StageLayout):
         loss: mx.nd.NDArray = running[-1].result()
         return loss
 
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False)
+
+    def _sum(self, arrays: Sequence[mx.nd.NDArray]) -> None:
+        """Sum over ranks, on the first stage's device: what Horovod takes at once must be on one."""
+        device = self.runners[0].stage.device
+        together = [array.as_in_context(device) for array in arrays]
+        super()._sum(together)
+        for array, summed in zip(arrays, together, strict=True):
+            if array is not summed:
+                summed.copyto(array)
+
     def figures(self) -> dict[str, float]:
         """Return the bubble and the peaks of all ranks, in ranks' order."""
         return _figures(self.group, {runner.stage.index: runner.timeline for runner in self.runners}, len(self.runners))
@@ -89,7 +101,7 @@ class RankStages(_StageLayout):
         own = stages.stages[sets.stage]
         link = Pairwise(sets, stages, own.device)
         self.runner = Runner(own, link, parallelism.schedule, parallelism.micro_batches, self.weight)
-        self._dtype = stages.dtype
+        self._weights_here = self._state_here = False
         places = [[updater.every.index(name) for name in updater.names]]
         self._places = mx.nd.array(places, ctx=own.device) if updater.names else None
         self._norm: mx.nd.NDArray | None = None
@@ -128,25 +140,29 @@ class RankStages(_StageLayout):
         """Return the sums of squares of this stage's parameters, and zeros for the others."""
         device, count = self.runner.stage.device, len(self.names)
         if self._places is None:
-            return mx.nd.zeros((count,), ctx=device, dtype=self._dtype)
+            return mx.nd.zeros((count,), ctx=device, dtype=self.dtype)
         return mx.nd.scatter_nd(square_sums(self.updater.gradients), self._places, (count,))
 
-    def weight(self, total: int, device: mx.Context) -> mx.nd.NDArray:
-        """Return the weight of a row's loss, also on a stage that trains nothing."""
-        key = (total, device)
-        if key not in self._weights:
-            self._weights[key] = mx.nd.full((1,), 1 / total, ctx=device, dtype=self._dtype)
-        return self._weights[key]
+    @property
+    def dtype(self) -> Any:
+        """That of the network, also on a stage that trains nothing."""
+        return self._stages.dtype
 
-    def gather(self) -> None:
-        """Take every stage's weights and optimizer state from the rank of this replica that holds it."""
+    def update(self, number: int) -> float:
+        """Make this stage's part of optimizer step ``number``; return its learning rate."""
+        self._weights_here = self._state_here = False
+        return super().update(number)
+
+    def gather(self, *, state: bool = True) -> None:
+        """Take every stage's weights, and state, from the rank of this replica that holds it; once after each step."""
         if self._sets.of_replica is None:
             return
-        state = self._whole.state_arrays()
+        optimizer = self._whole.state_arrays() if state and not self._state_here else {}
         for stage in self._stages.stages:
-            arrays = {name: parameter.data() for name, parameter in stage.parameters.items()}
-            arrays |= {key: array for key, array in state.items() if key.rpartition("/")[0] in stage.parameters}
+            arrays = {} if self._weights_here else {name: one.data() for name, one in stage.parameters.items()}
+            arrays |= {key: array for key, array in optimizer.items() if key.rpartition("/")[0] in stage.parameters}
             self._take(arrays, self._sets.rank_of(stage.index))
+        self._weights_here, self._state_here = True, self._state_here or state
 
     def figures(self) -> dict[str, float]:
         """Return the bubble and the peaks of all ranks."""
@@ -170,7 +186,7 @@ class RankStages(_StageLayout):
         if self._norm is not None:  # a stage that trains nothing has no other reason to wait for it
             self._norm.wait_to_read()
         hvd = self._sets.hvd
-        self._norm = plain(squares.reshape((1,)).astype(self._dtype), mx.cpu())
+        self._norm = plain(squares.reshape((1,)).astype(self.dtype), mx.cpu())
         hvd.allreduce_(self._norm, op=hvd.Sum, name="mxdist.norm", process_set=self._sets.of_replica)
         return self._norm.as_in_context(squares.context)
 
@@ -213,14 +229,11 @@ class StageUpdate(Update):
         return {name: self._updates for name in self.every}
 
     def set_counts(self, counts: Mapping[str, int]) -> None:
-        """Go on from these update counts.
+        """Go on from these update counts, of the whole network.
 
         :raises CheckpointError: they belong to other parameters.
         """
-        if set(counts) != set(self.every):
-            different = ", ".join(sorted(set(counts) ^ set(self.every))[:5])
-            raise CheckpointError(f"the checkpoint trained other parameters than this job does: {different}")
-        super().set_counts({name: counts[name] for name in self.names})
+        super().set_counts(counts)
         self._updates = max(counts.values(), default=0)
 
 

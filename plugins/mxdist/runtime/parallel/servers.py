@@ -174,9 +174,9 @@ class Free(Whole):
             self._count()
         return self._remote.learning_rate
 
-    def gather(self) -> None:
+    def gather(self, *, state: bool = True) -> None:
         """Wait until all pushes are applied, then give every worker the same weights; nobody goes on before."""
-        super().gather()
+        super().gather(state=state)
         if not self._keys:
             return
         mx.nd.waitall()

@@ -7,6 +7,7 @@ its device, and no device ever holds another stage's parameters.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,8 @@ from mxdist.runtime.parallel.base import Group
 from mxdist.runtime.parallel.partition import Layer
 from mxdist.spec import DType, Parallelism
 from mxdist.spec.parallelism import Balance
+
+log = logging.getLogger(__name__)
 
 _TIMES = 3
 
@@ -207,18 +210,34 @@ def build(
 def _begin(
     layers: list[Layer], parallelism: Parallelism, forward: network.Forward, x: mx.nd.NDArray, group: Group
 ) -> list[int]:
-    """Return the first layer of each stage: the same on every rank, also when it was measured."""
-    enough = parallelism.stage_count <= len(layers)
-    costs = None if parallelism.cuts or not enough else _costs(layers, parallelism.balance, forward, x)
+    """Return the first layer of each stage: the same on every rank, and each time that a world asks."""
+    costs: list[float] | None = None
+    if not parallelism.cuts and parallelism.stage_count <= len(layers):
+        costs = _costs(layers, parallelism.balance, forward, x, group)
     begins = partition.begin(layers, parallelism, costs)
-    shared: list[int] = group.share(lambda: begins)
-    return shared
+    log.info("the stages begin with %s", ", ".join(layers[first].name or "the whole network" for first in begins))
+    return begins
 
 
-def _costs(layers: Sequence[Layer], balance: Balance, forward: network.Forward, x: mx.nd.NDArray) -> list[float]:
+def _costs(
+    layers: Sequence[Layer], balance: Balance, forward: network.Forward, x: mx.nd.NDArray, group: Group
+) -> list[float]:
+    """Return what each layer costs; only rank 0 measures time, once, while nobody else is at work."""
     if balance is Balance.PARAMETERS:
         return partition.parameter_bytes(layers)
-    measure = _activation_bytes if balance is Balance.ACTIVATIONS else _seconds
+    if balance is Balance.ACTIVATIONS:
+        return _each(_activation_bytes, layers, forward, x)
+    key = ("seconds", *[layer.name for layer in layers])
+    seconds: list[float] = group.once(key, lambda: group.share(lambda: _each(_seconds, layers, forward, x)))
+    return seconds
+
+
+def _each(
+    measure: Callable[[Layer, mx.nd.NDArray, mx.nd.NDArray], float],
+    layers: Sequence[Layer],
+    forward: network.Forward,
+    x: mx.nd.NDArray,
+) -> list[float]:
     costs = []
     value = inputs = forward.inputs(mx.nd, x)
     for layer in layers:
