@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import mxdist
-from mxdist.cli import prune, setting, stage
+from mxdist.cli import estimate, prune, setting, stage
 from mxdist.cli.follow import Follower, describe_progress, describe_result, exit_code
 from mxdist.errors import MxdistError, NotFound
 from mxdist.launch import JobClient, collect
@@ -54,7 +54,13 @@ def plan(options: argparse.Namespace) -> int:
     key = setting.job_key(options, job)
     found = client.launcher.plan(job, key, runs_uri=client.runs.uri)
     collect(job)
-    print(json.dumps(found.to_document(), indent=2) if options.json else found.describe().rstrip())
+    memory = estimate.estimate(job, found) if options.estimate else None
+    if options.json:
+        print(json.dumps(found.to_document() | ({"memory": memory} if memory else {}), indent=2))
+        return 0
+    print(found.describe().rstrip())
+    if memory:
+        print(f"\n{estimate.describe(memory)}")
     return 0
 
 
@@ -191,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         _takes_places(one)
         if name == "plan":
             one.add_argument("--json", action="store_true", help="as JSON")
+            one.add_argument("--estimate", action="store_true", help="the memory it needs, too; fetches the dataset")
     for name, command in (("status", status), ("logs", logs), ("cancel", cancel)):
         one = _add(commands, name, command)
         _takes_job(one, optional=name == "status")

@@ -82,6 +82,12 @@ def steps_of(count: int, batch_size: int) -> int:
     return -(-count // batch_size)
 
 
+def chunk_steps(row_bytes: int, rows: int) -> int:
+    """Return how many steps' inputs move to the device at once, for steps of ``rows`` rows."""
+    fitting = _CHUNK_BYTES // (max(row_bytes, 1) * rows)
+    return int(min(max(fitting, 1), _CHUNK_STEPS))
+
+
 class Feed:
     """Moves a rank's shares to its device, many steps at once, and hands them out as views.
 
@@ -98,9 +104,7 @@ class Feed:
         self._batch_size = batch_size
         self._rank, self._size = rank, size
         self._device, self._dtype = device, dtype
-        row_bytes = max(examples.x[:1].nbytes, 1)
-        fitting = _CHUNK_BYTES // (row_bytes * -(-batch_size // size))
-        self._chunk_steps = int(min(max(fitting, 1), _CHUNK_STEPS))
+        self._chunk_steps = chunk_steps(examples.x[:1].nbytes, -(-batch_size // size))
 
     @property
     def steps(self) -> int:
