@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 CONTROL := .mxdist/control/bin
 NODE := .mxdist/node/bin
 PYTEST_OPTIONS ?=
-ROW ?= loop loop_pinned overhead pipeline
+ROW ?= loop loop_pinned overhead pipeline kvstore scaling peer memory_resnet152 memory_bert_base
 
 .DEFAULT_GOAL := help
 .PHONY: demo stop clean environments check test test-faults test-system test-docker bench lock help
@@ -39,7 +39,7 @@ test-system: environments ## The example DAGs, from end to end
 test-docker: environments ## Install what the images of docker/ hold, without Docker; a node's sshd (needs openssh-server)
 	$(CONTROL)/python -m pytest tests/docker $(PYTEST_OPTIONS)
 
-bench: environments ## Speed against peers, side by side (ROW=loop, loop_pinned, overhead, pipeline or kvstore; default: all)
+bench: environments ## Speed against peers, side by side (ROW=name, see CONTRIBUTING.md; default: all)
 	@for row in $(ROW); do $(CONTROL)/python bench/run.py $$row || exit 1; done
 
 lock: environments ## Pin the requirements anew; pins that still fit stay

@@ -139,6 +139,64 @@ def under_mxdist(folder: Path, tracking_uri: str) -> Side:
     return side
 
 
+BENCH_PYTHON = Path(os.environ.get("MXDIST_BENCH_PYTHON", ROOT / ".mxdist/bench/bin/python"))
+SCALING_STEPS = ["--steps", "60"]
+TWO_CORES = set(sorted(os.sched_getaffinity(0))[:2])
+
+
+def scaling_side(_: int) -> float:
+    """Return the steps per second of two ranks under our plan."""
+    script = [str(NODE_PYTHON), str(HERE / "scaling_loop.py"), "--side", "mxdist", *SCALING_STEPS]
+    return speed(run(script, {"OMP_NUM_THREADS": "1"}, TWO_CORES).splitlines()[-1])
+
+
+def bare_horovodrun(_: int) -> float:
+    """Return the steps per second of two ranks of a plain loop under horovodrun with its defaults."""
+    path = f"{NODE_PYTHON.parent}:{os.environ['PATH']}"
+    script = [str(NODE_PYTHON), str(HERE / "scaling_loop.py"), "--side", "horovod", *SCALING_STEPS]
+    command = [str(NODE_PYTHON), str(NODE_PYTHON.parent / "horovodrun"), "--gloo", "-np", "2", "-H", "localhost:2"]
+    printed = run([*command, "--network-interface", "lo", *script], {"OMP_NUM_THREADS": "1", "PATH": path}, TWO_CORES)
+    return speed(next(line[line.index("{") :] for line in printed.splitlines() if '"seconds"' in line))
+
+
+def torch_side(_: int) -> float:
+    """Return the steps per second of two ranks under PyTorch's DistributedDataParallel over Gloo."""
+    command = [str(BENCH_PYTHON), str(HERE / "torch_loop.py"), *SCALING_STEPS]
+    return speed(run(command, {"OMP_NUM_THREADS": "1"}, TWO_CORES).splitlines()[-1])
+
+
+def make_bench_environment() -> None:
+    """Make the environment of PyTorch, unless it is there."""
+    if BENCH_PYTHON.exists():
+        return
+    print(f"installing PyTorch into {BENCH_PYTHON.parents[1]} (large)", flush=True)
+    run([sys.executable, "-m", "venv", str(BENCH_PYTHON.parents[1])])
+    run([str(BENCH_PYTHON), "-m", "pip", "install", "--quiet", "-r", str(ROOT / "requirements-bench.txt")])
+
+
+GOALS = {"scaling": 1.15, "peer": 1.1}
+MEMORY = {"memory_resnet152": "resnet152", "memory_bert_base": "bert_base"}
+
+
+def measure_memory(row: str) -> bool:
+    """Train a big network, kill it and go on; return whether the estimate is within 25 %, and weights stay."""
+    print(
+        f"{row}: a big network through mxdist's loop, killed and gone on with, beside the plan's estimate", flush=True
+    )
+    script = [str(NODE_PYTHON), str(HERE / "memory_loop.py"), "--model", MEMORY[row]]
+    found = json.loads(run(script, {"OMP_NUM_THREADS": "2"}).splitlines()[-1])
+    good = bool(found["same_weights"])
+    for name in ("peak", "checkpoint"):
+        measured, expected = found[name] / 2**20, found[f"estimated_{name}"] / 2**20
+        ratio = expected / measured
+        good &= 0.75 <= ratio <= 1.25
+        print(f"  {name}: measured {measured:.0f} MiB, estimated {expected:.0f} MiB, ratio {ratio:.3f}")
+    print(f"  saved in {found['save_s']:.1f} s, resumed in {found['resume_s']:.1f} s, same: {found['same_weights']}")
+    ratio = round(found["estimated_peak"] / found["peak"], 3)
+    print(json.dumps({"row": row, "ratio": ratio, "goal": [0.75, 1.25], "ok": good}))
+    return good
+
+
 @contextmanager
 def mlflow_server(folder: Path) -> Iterator[str]:
     """Yield the address of an MLflow server that lives as long as the block."""
@@ -182,17 +240,29 @@ def rows(name: str, folder: Path) -> Row:
     if name == "kvstore":
         about = "two workers with dist_sync, mxdist's loop over a plain Gluon loop, the guide's CIFAR CNN"
         return Row(about, servers_side("mxdist", set(cores)), servers_side("plain", set(cores)), 1.0)
+    if name in ("scaling", "peer"):
+        peer, what = (
+            (bare_horovodrun, "bare horovodrun") if name == "scaling" else (torch_side, "PyTorch DDP over Gloo")
+        )
+        return Row(f"two ranks of ResNet-18, 64 x 64, batch 16 each, over {what}", scaling_side, peer, GOALS[name])
     chosen, goal = (set(cores), 1.2) if name == "loop" else ({cores[0]}, 2.5)
     about = f"mxdist's loop over a plain Gluon loop on {len(chosen)} core(s), the guide's CIFAR CNN"
     return Row(about, loop_side("mxdist_loop.py", chosen), loop_side("plain_loop.py", chosen), goal)
 
 
+ROWS = ["loop", "loop_pinned", "overhead", "pipeline", "kvstore", "scaling", "peer"]
+
+
 def main() -> int:
     """Measure one row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("row", choices=["loop", "loop_pinned", "overhead", "pipeline", "kvstore"])
+    parser.add_argument("row", choices=[*ROWS, *MEMORY])
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
+    if options.row in MEMORY:
+        return 0 if measure_memory(options.row) else 1
+    if options.row == "peer":
+        make_bench_environment()
     with tempfile.TemporaryDirectory(prefix="mxdist-bench-") as scratch:
         folder = Path(scratch)
         if options.row != "overhead":
