@@ -38,7 +38,7 @@ def job_document(folder: Path, stages: int, micro_batches: int, steps: int, rank
     np.save(source / "x.npy", generator.standard_normal((rows, WIDTH)).astype(np.float32))
     np.save(source / "y.npy", generator.randint(0, 10, rows))
     staged = stage(str(source.parent), str(folder / "data"), "wide")
-    cut: dict[str, Any] = {"cuts": [f"features.{LAYERS // 2}"]} if stages > 1 else {"stages": 1}
+    cut: dict[str, Any] = {"strategy": "pipeline", "micro_batches": micro_batches, "cuts": [f"features.{LAYERS // 2}"]}
     across: dict[str, Any] = {"across": "processes", "world_size": ranks} if ranks > 1 else {}
     return {
         "name": "pipeline",
@@ -47,7 +47,7 @@ def job_document(folder: Path, stages: int, micro_batches: int, steps: int, rank
         "optimizer": {"name": "sgd", "learning_rate": 0.001},
         "epochs": 1,
         "batch_size": BATCH,
-        "parallelism": {"strategy": "pipeline", "micro_batches": micro_batches, **cut, **across},
+        "parallelism": {**cut, **across} if stages > 1 else {"accumulate": micro_batches},
     }
 
 

@@ -133,7 +133,7 @@ class Parallelism(Spec):
     inside: Inside | None = Field(None, description="hybrid: what each rank does by itself.")
     devices: int | None = Field(None, ge=1, le=64, description="devices: how many each rank has.")
     cuts: tuple[str, ...] = Field((), description="model, pipeline: the layer that each later stage begins with.")
-    stages: int | None = Field(None, ge=1, le=64, description="model, pipeline: how many parts, cut by balance.")
+    stages: int | None = Field(None, ge=1, le=64, description="model, pipeline: 2 parts or more, cut by balance.")
     balance: Balance = Field(Balance.PARAMETERS, description="model, pipeline: what the stages share equally.")
     across: Across = Field(Across.DEVICES, description="pipeline: stages on devices of one rank, or one a rank.")
     micro_batches: int = Field(1, ge=1, le=4096, description="pipeline: parts of a rank's share of the batch.")
@@ -259,6 +259,8 @@ class Parallelism(Spec):
             raise ValueError(f"{len(cuts)} cuts make {len(cuts) + 1} stages, not {stages}")
         if staged and not cuts and stages is None:
             raise ValueError("is required unless there are cuts")
+        if staged and stages == 1:
+            raise ValueError("one stage is the whole network: use strategy allreduce")
         return stages
 
     @field_validator("world_size")
