@@ -73,6 +73,18 @@ def clip_before_reduce() -> None:
     update.clip = lambda gradients, largest, meet=None: None
 
 
+def doubled_updates() -> None:
+    """Double every gradient after it was reduced."""
+    update_ = layout.Layout.update
+
+    def twice(self: layout.Layout, number: int) -> float:
+        for gradient in self.updater.gradients:
+            gradient *= 2
+        return update_(self, number)
+
+    layout.Layout.update = twice
+
+
 def wrong_weight_for_last_batch() -> None:
     """Divide by the batch size, not by the number of examples that were there."""
     weight = layout.Layout.weight
@@ -191,6 +203,11 @@ def recorded() -> None:
     runner.Runner.run = record
 
 
+def in_turn() -> None:
+    """Let a stage begin when the other has nothing more to do: one micro-batch, whatever the job says."""
+    runner.divide = lambda rows, parts: layout.divide(rows, 1)
+
+
 def unchecked() -> None:
     """Believe that all ranks hold the same parameters."""
     Group.check_equal = lambda self, arrays, where: ""
@@ -204,6 +221,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         stale_pull,
         gradients_kept,
         clip_before_reduce,
+        doubled_updates,
         wrong_weight_for_last_batch,
         data_repeated,
         no_broadcast,
@@ -216,6 +234,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         stale_activation,
         norm_of_one_stage,
         recorded,
+        in_turn,
         unchecked,
     )
 }

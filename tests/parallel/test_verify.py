@@ -14,7 +14,7 @@ from parallel.inprocess import worker_of
 from parallel.worlds import PLUGINS, Jobs, images, jobs, start
 
 from mxdist.errors import TrainingFailed
-from mxdist.runtime import exit_codes, loop, verify
+from mxdist.runtime import exit_codes, judging, loop, verify
 from mxdist.runtime.parallel import devices
 from mxdist.runtime.parallel.pipeline import DeviceStages
 from mxdist.spec import TrainingJob
@@ -75,7 +75,7 @@ def test_sound_layouts_pass(small: Jobs, dtype: str, parallelism: dict[str, Any]
     loop.train(job, worker_of(small, attempt))
     records = [record for record in small.journal(attempt) if record.key == "layout_difference"]
     assert [record.step for record in records] == [0]
-    assert 0 <= (records[0].value or 0) < verify.BOUND
+    assert 0 <= (records[0].value or 0) < judging.EXACT.gradient
 
 
 @pytest.mark.parametrize("layer", ["nn.Dropout(0.5)", "nn.BatchNorm()"])
@@ -113,13 +113,71 @@ def noise(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(devices.Devices, "update", add)
 
 
+def doubled(patch: pytest.MonkeyPatch) -> None:
+    update = devices.Devices.update
+
+    def twice(self: Any, number: int) -> float:
+        for gradient in self.updater.gradients:
+            gradient *= 2
+        return update(self, number)
+
+    patch.setattr(devices.Devices, "update", twice)
+
+
+def only_in_float32(patch: pytest.MonkeyPatch) -> None:
+    reduce_ = devices.Devices.reduce
+
+    def scrambled(self: Any) -> None:
+        reduce_(self)
+        first = self.updater.gradients[0]
+        if first.dtype == np.float32:
+            first[:] = first.reshape(first.shape[::-1]).T.reshape(first.shape)
+
+    patch.setattr(devices.Devices, "reduce", scrambled)
+
+
+SLOW: tuple[dict[str, Any], ...] = (
+    {"learning_rate": 1e-6, "momentum": 0},
+    {"learning_rate": 1e-3, "schedule": {"warmup_steps": 100}},
+    {"learning_rate": 1e-2, "schedule": {"decay": "cosine", "warmup_steps": 1000}},
+)
+
+
+@pytest.mark.parametrize("optimizer", SLOW)
+@pytest.mark.parametrize("broken", [False, True], ids=["sound", "doubled"])
+def test_a_low_rate_hides_no_fault(
+    small: Jobs, optimizer: dict[str, Any], broken: bool, monkeypatch: pytest.MonkeyPatch, request: Any
+) -> None:
+    key = re.sub(r"\W+", "-", request.node.name).strip("-").replace("_", "-").lower()[-50:]
+    fields = {"optimizer": optimizer, "parallelism": TWO, "verify_layout": True}
+    if not broken:
+        train(small, key, **fields)
+        return
+    doubled(monkeypatch)
+    with pytest.raises(TrainingFailed, match="the change of the weight at step 1"):
+        train(small, key, **fields)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("layer", ["nn.BatchNorm()", "nn.LayerNorm()"])
+def test_gradients_that_are_nothing_but_rounding_pass(
+    small: Jobs, tmp_path: Path, layer: str, optimizer: str, request: Any
+) -> None:
+    frozen = {"strategy": "model", "stages": 2} if layer == "nn.BatchNorm()" else TWO
+    key = re.sub(r"\W+", "-", request.node.name).strip("-").lower()[-50:]
+    rate = {"name": optimizer, "learning_rate": 1e-4}
+    train(small, key, model=recipe(tmp_path, layer), optimizer=rate, parallelism=frozen, verify_layout=True)
+
+
 @pytest.mark.parametrize(
     ("mutation", "words"),
     [
         (stale, r"the gradient at step 2 of \S+ differs by up to \S+, \S+ of its largest value, on rank 0"),
         (lost, "the gradient at step 1 of"),
         (wrong_weight, "the gradient at step 2 of"),
-        (noise, r"the weight after step 1 of features.0.weight differs by up to"),
+        (noise, r"the change of the weight at step 1 of features.0.weight differs by up to"),
+        (doubled, r"as one process does in float32: the change of the weight at step 1 of"),
+        (only_in_float32, r"as one process does in float32: the gradient at step 1 of features.0.weight differs"),
     ],
 )
 def test_each_fault_of_devices_is_refused(
@@ -127,7 +185,9 @@ def test_each_fault_of_devices_is_refused(
 ) -> None:
     mutation(monkeypatch)
     with pytest.raises(TrainingFailed, match=words) as caught:
-        train(small, request.node.name.replace("[", "-").strip("]"), parallelism=TWO, verify_layout=True)
+        train(
+            small, request.node.name.replace("[", "-").strip("]"), parallelism=TWO, verify_layout=True, dtype="float32"
+        )
     assert not caught.value.retryable
 
 
@@ -137,6 +197,7 @@ MUTATIONS = {
     "wrong_weight_for_last_batch": "the gradient at step 2 of",
     "data_repeated": "the gradient at step 1 of",
     "no_broadcast": "the gradient at step 1 of",
+    "doubled_updates": "the change of the weight at step 1 of",
 }
 
 
@@ -195,7 +256,7 @@ def test_stages_across_ranks_pass(small: Jobs) -> None:
     assert world.wait() == [0] * 3, world.log()
     (found,) = [record.value for record in small.journal(attempt) if record.key == "layout_difference"]
     assert found is not None
-    assert found < verify.BOUND
+    assert found < judging.EXACT.gradient
 
 
 def test_a_fault_of_a_pipeline_is_refused(small: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,10 +274,35 @@ def test_random_networks_cannot_be_compared(small: Jobs, tmp_path: Path) -> None
 def test_largest_difference() -> None:
     wanted = {"a": np.array([1.0, 4.0]), "b": np.array([100.0]), "c": np.zeros(2)}
     found = {"a": np.array([1.0, 4.5]), "b": np.array([100.1])}
-    assert verify.largest_difference(found, wanted) == verify.Difference("a", 0.5, 0.125, 0.005)
-    assert verify.largest_difference({"c": np.array([0.0, np.nan])}, wanted).absolute == np.inf
-    assert verify.largest_difference(wanted, wanted).share == 0
-    assert verify.largest_difference({"c": np.ones(2)}, {"c": np.zeros(2)}).share == np.inf
+    assert judging.largest_difference(found, wanted) == judging.Difference("a", 0.5, 0.125, 0.005)
+    assert judging.largest_difference(found, wanted, floor=0.05) == judging.Difference("a", 0.5, 0.125, 0.1)
+    assert judging.largest_difference(found, wanted, slack=900.0) == judging.Difference("a", 0.5, 0.125, 0.0005)
+    assert judging.largest_difference({"c": np.array([0.0, np.nan])}, wanted).absolute == np.inf
+    assert judging.largest_difference(wanted, wanted).share == 0
+    assert judging.largest_difference({"c": np.ones(2)}, {"c": np.zeros(2)}).share == np.inf
+
+
+@pytest.mark.parametrize(("size", "seen"), [(1e-3, True), (1e-10, True), (1e-14, False)])
+def test_a_small_gradient_is_judged_by_itself(size: float, seen: bool) -> None:
+    """One of 1e-14 of the largest may be rounding."""
+    wanted = {"small": np.array([size, 0.0]), "large": np.ones(3)}
+    found = {"small": np.array([2 * size, 0.0]), "large": np.ones(3)}
+    bounds = judging.EXACT
+    assert (judging.gradients(found, wanted, bounds).share > bounds.gradient) is seen
+
+
+def test_what_float32_cannot_store_is_no_fault() -> None:
+    weights = {"w": np.full(100, 1.0)}
+    wanted = {"w": np.full(100, 1e-8)}
+    bounds = judging.LOOSE
+    assert judging.changes({"w": np.zeros(100)}, wanted, weights, bounds).share <= bounds.change
+    wanted = {"w": np.full(100, 1e-3)}
+    assert judging.changes({"w": 2 * wanted["w"]}, wanted, weights, bounds).share > bounds.change
+
+
+def test_float16_is_bounded_by_the_gradients_that_are_added() -> None:
+    """Two of norm 1: 2^-10 of their norms, added, and 2^-25 for each number of each."""
+    assert verify.half_bound(2, 2.0, 16) == pytest.approx(2**-10 * 2.0 + 2 * 4 * 2**-25)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +319,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 def test_a_sound_script_passes(scripted: dict[str, Any]) -> None:
     difference, unchanged = scripted["sound"]
-    assert difference < verify.BOUND
+    assert difference < judging.EXACT.gradient
     assert unchanged
 
 

@@ -10,8 +10,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from mxdist.errors import TrainingFailed
-from mxdist.runtime import network, verify
+from mxdist.runtime import judging, network
 from mxdist.runtime.parallel import AllReduce, Group
 
 Loss = Callable[[mx.nd.NDArray, mx.nd.NDArray], mx.nd.NDArray]
@@ -48,16 +47,10 @@ def check(
 
 def _judge(found: dict[str, Any], wanted: dict[str, Any], group: Group) -> float:
     exact = all(array.dtype == np.float64 for array in wanted.values())
-    bound = verify.BOUND if exact else verify.FLOAT32_BOUND
-    own, names = verify.largest_difference(found, wanted), [*wanted, "nothing"]
-    row = [own.share, own.absolute, own.relative, names.index(own.name)]
-    table = group.gather([min(float(value), 1e300) for value in row])
-    rank = int(table[:, 0].argmax())
-    if table[rank, 0] <= bound:
-        return float(table[rank, 0])
-    worst = verify.Difference(names[int(table[rank, 3])], table[rank, 1], table[rank, 2], table[rank, 0])
-    message = f"the ranks do not train as one process does: the gradient of {worst.text()}, on rank {rank}."
-    raise TrainingFailed(message, rank=rank, hint=_HINT, retryable=False)
+    bounds = judging.EXACT if exact else judging.FLOAT32
+    what = "the ranks do not train as one process does: the gradient"
+    own = judging.gradients(found, wanted, bounds)
+    return judging.judge(own, bounds.gradient, list(wanted), group, what=what, hint=_HINT)
 
 
 def _backward(net: mx.gluon.Block, loss: Loss, x: mx.nd.NDArray, y: mx.nd.NDArray) -> None:

@@ -1,10 +1,14 @@
-"""Whether the planned world trains as one process does: found out in two steps, before the long training.
+"""Whether the planned world trains as one process does: found out in a few steps, before the long training.
 
 The planned layout makes two steps, of a full batch and of the last, perhaps small one. Rank 0 makes the same steps by
-itself in the plainest way: the mean loss of the whole global batch, on one device. Rank 0's gradients and weights go to
-all ranks, and each compares those that it holds. Both sides are networks of their own, made from the same seed and
-thrown away: what is trained afterwards begins from the same bits as without the check. Both compute in float64, where
-rounding does not hide a fault, and without the noise of dropout.
+itself in the plainest way: the mean loss of the whole global batch, on one device. Rank 0's gradients, and what its
+steps change, go to all ranks, and each compares those that it holds. Both sides are networks of their own, made from
+the same seed and thrown away: what is trained afterwards begins from the same bits as without the check. Both compute
+in float64, where rounding does not hide a fault, and without the noise of dropout.
+
+All steps are made at the job's own rate, without warm-up or decay: at a rate of nearly nothing, nothing shows. One step
+more is made in the job's own precision, for some faults are float32's own, and without ``clip_norm``, which makes
+gradients equal that are too large in different ways; rank 0 stays in float64.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import copy
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from contextlib import closing
 from typing import Any
 
 import mxnet as mx
@@ -23,95 +27,75 @@ from mxnet.gluon import nn
 from numpy.typing import NDArray
 
 from mxdist.errors import TrainingFailed
-from mxdist.runtime import network, setup
+from mxdist.runtime import judging, network, setup
 from mxdist.runtime.batches import Examples, Feed, order, steps_of
+from mxdist.runtime.judging import Bounds, Difference
 from mxdist.runtime.parallel import Alone, Group, layouts
 from mxdist.runtime.worker import Worker
-from mxdist.spec import BatchNorm, DType, Parallelism, Strategy, TrainingJob
+from mxdist.spec import BatchNorm, DType, Parallelism, Schedule, Strategy, TrainingJob
 
 log = logging.getLogger(__name__)
 
-BOUND = 1e-9
-"""Largest difference that is rounding, over the largest number compared; for layouts that compute in float64."""
-
-FLOAT32_BOUND = 1e-4
-"""The same for MXNet's parameter servers, which compute in float32 whatever they are given."""
-
 _HALF_ROUNDING, _HALF_SMALLEST = 2.0**-11, 2.0**-25
-
-
-@dataclass(frozen=True)
-class Difference:
-    """How far the arrays of one rank are from those of one process, at most.
-
-    :param absolute: the largest difference of two numbers; infinite if one is not finite.
-    :param relative: the same over the largest number that one process has in this array.
-    :param share: the same over the largest number that one process has in any array.
-    """
-
-    name: str
-    absolute: float
-    relative: float
-    share: float
-
-    def text(self) -> str:
-        """Return it in words."""
-        return f"{self.name} differs by up to {self.absolute:.3g}, {self.relative:.3g} of its largest value"
-
-
-def largest_difference(found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]]) -> Difference:
-    """Return the largest difference of arrays of the same name.
-
-    :param found: some of the names of ``wanted``.
-    """
-    scale = max((float(np.abs(one).max()) for one in wanted.values() if one.size), default=0.0)
-    worst = Difference("nothing", 0.0, 0.0, 0.0)
-    for name, array in found.items():
-        distance = np.abs(array - wanted[name])
-        absolute = float(distance.max()) if np.isfinite(distance).all() else math.inf
-        if absolute > worst.absolute:
-            own = float(np.abs(wanted[name]).max())
-            worst = Difference(name, absolute, _over(absolute, own), _over(absolute, scale))
-    return worst
-
-
-def _over(absolute: float, largest: float) -> float:
-    return absolute / largest if largest else math.inf
+_HINT = (
+    "Nothing was trained. Is something in the network decided by the rank, or by which rows it sees at once? Try fewer "
+    "ranks, devices or stages; without verify_layout it would train another model."
+)
 
 
 def check(job: TrainingJob, worker: Worker, group: Group) -> None:
-    """Compare two steps of the planned world with those of one process; every rank must call it.
+    """Compare steps of the planned world with those of one process; every rank must call it.
 
     :raises TrainingFailed: they differ (not retryable), or the network draws random numbers, so that nothing can be
         compared.
     """
+    job = _with(job.effective(), schedule=Schedule())
     with worker.busy(0):
-        worst = _Check(job.effective(), worker, group).run()
+        if job.parallelism.strategy is Strategy.PARAMETER_SERVER:
+            worst = _compare(job, judging.FLOAT32, worker, group)
+        else:
+            worst = _compare(job.model_copy(update={"dtype": DType.FLOAT64}), judging.EXACT, worker, group)
+        if job.dtype is not DType.FLOAT64 or job.optimizer.clip_norm is not None:
+            bounds = judging.EXACT if job.dtype is DType.FLOAT64 else judging.LOOSE
+            _compare(_with(job, clip_norm=None), bounds, worker, group, last=False)
     worker.log_metrics({"layout_difference": worst}, step=0)
-    log.info("two steps of the planned layout are those of one process, up to %.3g of the largest number", worst)
+    log.info("steps of the planned layout are those of one process, up to %.3g of what they are measured by", worst)
+
+
+def _compare(job: TrainingJob, bounds: Bounds, worker: Worker, group: Group, *, last: bool = True) -> float:
+    with closing(_Check(job, bounds, worker, group)) as planned:
+        return planned.run(last=last)
+
+
+def _with(job: TrainingJob, **changed: Any) -> TrainingJob:
+    """Return the job with another optimizer."""
+    return job.model_copy(update={"optimizer": job.optimizer.model_copy(update=changed)})
 
 
 class _Check:
-    def __init__(self, job: TrainingJob, worker: Worker, group: Group) -> None:
-        self._group = group
-        self._servers = job.parallelism.strategy is Strategy.PARAMETER_SERVER
-        self._job = job if self._servers else job.model_copy(update={"dtype": DType.FLOAT64})
-        self._setup = setup.build(self._job, worker, group)
-        _silence(self._setup, self._job.parallelism.staged)
-        self._layout = layouts.choose(self._job, self._setup, group, worker)
+    def __init__(self, job: TrainingJob, bounds: Bounds, worker: Worker, group: Group) -> None:
+        self._job, self._bounds, self._group = job, bounds, group
+        self._setup = setup.build(job, worker, group)
+        _silence(self._setup, job.parallelism.staged)
+        self._layout = layouts.choose(job, self._setup, group, worker)
         self._group.broadcast_(network.arrays(self._setup.net))
         self._device = worker.devices[0]
-        self._alone = _OneProcess(self._job, worker, network.arrays(self._setup.net)) if group.rank == 0 else None
+        self._alone = _OneProcess(job, worker, network.arrays(self._setup.net)) if group.rank == 0 else None
 
-    def run(self) -> float:
-        """Return the largest difference, as a share of the largest number."""
-        worst = 0.0
+    def close(self) -> None:
+        """Let go of the layout."""
+        self._layout.close()
+
+    def run(self, *, last: bool) -> float:
+        """Return the largest difference, as a share of what it is measured by.
+
+        :param last: not only the first batch of an epoch, but the last one, too.
+        """
+        steps = (0, steps_of(len(self._setup.train), self._job.batch_size) - 1) if last else (0,)
         try:
-            for number, step in enumerate((0, steps_of(len(self._setup.train), self._job.batch_size) - 1), start=1):
-                worst = max(worst, self._step(number, step))
+            return max(self._step(number, step) for number, step in enumerate(steps, start=1))
         finally:
             self._layout.close()
-        return worst
 
     def _step(self, number: int, step: int) -> float:
         job, layout = self._job, self._layout
@@ -128,12 +112,25 @@ class _Check:
         wanted = self._shared(self._alone.gradients(chosen) if self._alone else None, trained=True)
         if layout.half is not None:
             return self._lossy(number, found, wanted, norms)
-        worst = self._judge(f"the gradient at step {number}", largest_difference(found, wanted))
-        layout.update(number)
-        layout.gather(state=False)
+        own = judging.gradients(found, wanted, self._bounds)
+        worst = self._judge(f"the gradient at step {number}", own, self._bounds.gradient)
+        return max(worst, self._update(number))
+
+    def _update(self, number: int) -> float:
+        """Make the step; compare what it changes: weights with weights, running statistics with their like."""
+        before = _values(network.arrays(self._setup.net))
+        self._layout.update(number)
+        self._layout.gather(state=False)
+        after = _values(network.arrays(self._setup.net))
         wanted = self._shared(self._alone.update(number) if self._alone else None, trained=False)
-        found = _values(network.arrays(self._setup.net))
-        return max(worst, self._judge(f"the weight after step {number}", largest_difference(found, wanted)))
+        trained = set(self._layout.names)
+        worst = 0.0
+        for what, names in (("weight", trained), ("statistics", set(after) - trained)):
+            changed = {name: after[name] - before[name] for name in after if name in names}
+            alone = {name: wanted[name] for name in changed}
+            own = judging.changes(changed, alone, {name: before[name] for name in changed}, self._bounds)
+            worst = max(worst, self._judge(f"the change of the {what} at step {number}", own, self._bounds.change))
+        return worst
 
     def _norms(self) -> float:
         """Return the norms of all ranks' gradients, added."""
@@ -144,13 +141,12 @@ class _Check:
         self, number: int, found: Mapping[str, NDArray[Any]], wanted: Mapping[str, NDArray[Any]], norms: float
     ) -> float:
         """Compare gradients that travelled as float16 by their stated bound; both sides go on from the same weights."""
-        ranks = self._group.size
         size = sum(array.size for array in wanted.values())
-        bound = ranks * (_HALF_ROUNDING * norms + _HALF_SMALLEST * math.sqrt(size))
-        off = math.sqrt(sum(float(np.square(array - wanted[name]).sum()) for name, array in found.items()))
-        worst = largest_difference(found, wanted)
-        share = 0.0 if off <= bound else math.inf
-        self._judge(f"the gradient at step {number}, which float16 may change by {bound:.3g},", worst, share=share)
+        bound = half_bound(self._layout.data_size, norms, size) + self._bounds.gradient * judging.norm(wanted)
+        off = judging.norm({name: array - wanted[name] for name, array in found.items()})
+        worst = judging.gradients(found, wanted, self._bounds)
+        own = Difference(worst.name, worst.absolute, worst.relative, 0.0 if off <= bound else math.inf)
+        self._judge(f"the gradient at step {number}, which float16 may change by {bound:.3g},", own, 0.0)
         self._layout.update(number)
         self._layout.gather(state=False)
         if self._alone is not None:
@@ -168,24 +164,22 @@ class _Check:
         self._group.broadcast_(arrays)
         return _values(arrays)
 
-    def _judge(self, what: str, own: Difference, *, share: float | None = None) -> float:
+    def _judge(self, what: str, own: Difference, bound: float) -> float:
         """Refuse the layout, on every rank, if any rank is too far off; return the largest share."""
-        bound = FLOAT32_BOUND if self._servers else BOUND
+        where = "" if self._bounds is judging.EXACT else f" in {self._job.dtype.value}"
+        what = f"the planned layout does not train as one process does{where}: {what}"
         names = list(network.parameters(self._setup.net))
-        index = names.index(own.name) if own.name in names else -1
-        row = [own.share if share is None else share, own.absolute, own.relative, float(index)]
-        table = self._group.gather([min(value, 1e300) for value in row])
-        rank = int(table[:, 0].argmax())
-        if table[rank, 0] <= bound:
-            return float(table[rank, 0])
-        worst = Difference(names[int(table[rank, 3])], table[rank, 1], table[rank, 2], table[rank, 0])
-        raise TrainingFailed(
-            f"the planned layout does not train as one process does: {what} of {worst.text()}, on rank {rank}.",
-            rank=rank,
-            hint="Nothing was trained. Is something in the network decided by the rank, or by which rows it sees at "
-            "once? Try fewer ranks, devices or stages; without verify_layout it would train another model.",
-            retryable=False,
-        )
+        return judging.judge(own, bound, names, self._group, what=what, hint=_HINT)
+
+
+def half_bound(ranks: int, norms: float, size: int) -> float:
+    """Return how far a sum that travelled as float16 may be off, as a norm: see docs/parallelism.md.
+
+    :param ranks: how many gradients were added.
+    :param norms: their norms, added.
+    :param size: numbers in each of them.
+    """
+    return ranks * (_HALF_ROUNDING * norms + _HALF_SMALLEST * math.sqrt(size))
 
 
 class _OneProcess:
@@ -219,14 +213,16 @@ class _OneProcess:
         return _values(dict(zip(update.names, update.gradients, strict=True)))
 
     def update(self, number: int) -> dict[str, NDArray[Any]]:
-        """Make optimizer step ``number`` with the last gradient, clipped by hand; return the weights."""
+        """Make optimizer step ``number`` with the last gradient, clipped by hand; return what it changed."""
+        before = _values(network.arrays(self._setup.net))
         update, largest = self._setup.update, self._job.optimizer.clip_norm
         norm = math.sqrt(sum(float((one.asnumpy() ** 2).sum()) for one in update.gradients))
         if largest is not None and norm > largest:
             for gradient in update.gradients:
                 gradient *= largest / norm
         update.apply(number)
-        return _values(network.arrays(self._setup.net))
+        after = _values(network.arrays(self._setup.net))
+        return {name: array - before[name] for name, array in after.items()}
 
 
 def _alone(worker: Worker) -> Worker:
