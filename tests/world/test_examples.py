@@ -80,7 +80,7 @@ def test_example_learns_the_digits(terminal: Terminal, digits: str, example: str
 
 def test_zoo_network_learns_and_is_fine_tuned(terminal: Terminal, digits: str) -> None:
     (terminal.folder / "mnist.yaml").write_text(digits)
-    longer = ("--set", "epochs=12")  # in all, as many steps as three epochs of all digits
+    longer = ("--set", "epochs=12")  # 7 steps each: enough for the statistics of BatchNorm to settle
     _, first = run(terminal, "zoo_pretrain", *longer)
     assert first.model_uri is not None
     attempt, second = run(terminal, "zoo_fine_tune", *longer, URI=first.model_uri)
