@@ -40,6 +40,10 @@ def checks(group: AllReduce) -> dict[str, Any]:
     conv.initialize()
     conv(mx.nd.ones((1, 32, 8, 8))).wait_to_read()  # outside of training, this puts the weight into a layout of oneDNN
     group.broadcast_({"conv": conv.weight.data()})
+    with mx.autograd.record():
+        loss = conv(mx.nd.ones((1, 32, 8, 8)))
+    loss.backward()
+    group.sum_([conv.weight.grad()])
     own = mx.nd.array([float(rank)])
     group.broadcast_({"own": own})
     return {
@@ -56,6 +60,7 @@ def checks(group: AllReduce) -> dict[str, Any]:
         "summed": [array.asnumpy().tolist() for array in gradient],
         "named": named.asnumpy().tolist(),
         "reordered": sorted(set(conv.weight.data().asnumpy().ravel().tolist())),
+        "convolved": sorted(set(conv.weight.grad().asnumpy().ravel().tolist())),
         "broadcast": float(own.asscalar()),
         "equal": len(group.check_equal({"w": equal}, where="here")),
         "differ": refused(lambda: group.check_equal({"w": different}, where="here")),

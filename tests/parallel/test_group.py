@@ -47,6 +47,7 @@ def test_all_ranks_find_the_same(found: list[dict[str, Any]]) -> None:
         ("summed", [[6.0], [[30.0, 3.0]]]),
         ("named", [3.0, 3.0]),
         ("reordered", [2.0]),
+        ("convolved", [3 * 36.0]),  # 6 x 6 outputs of inputs that are 1
         ("broadcast", 0.0),
         ("equal", 64),
         ("differ", "TrainingFailed: the parameters of rank 2 differ from those of rank 0 here."),
