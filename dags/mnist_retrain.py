@@ -10,7 +10,7 @@ Where jobs run and files live is not written here: the connections `mxdist_defau
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG, CronDataIntervalTimetable, Param
@@ -53,7 +53,7 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     params=PARAMS,
-    default_args={"retries": 1},
+    default_args={"retries": 3, "retry_delay": timedelta(seconds=10)},
     tags=["mxdist"],
 ):
     stage = StageDatasetOperator(task_id="stage", source="mnist5k", dataset_name="mnist5k")

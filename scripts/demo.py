@@ -15,6 +15,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from envs.environments import Layout, ensure
+from follow.conf import DAG, WrongConf, demo_conf
 from locking import locked
 from stack.local import stop
 from steps import StepFailed, Steps
@@ -25,6 +26,11 @@ _HANDED_ON = "MXDIST_DEMO_STEPS"
 
 def main() -> int:
     """Make the environments with whatever Python runs this; then go on in the control environment."""
+    try:
+        conf = demo_conf(REPOSITORY / "dags" / f"{DAG}.py")
+    except WrongConf as error:
+        print(error, file=sys.stderr)
+        return 2
     layout = Layout(REPOSITORY)
     control = layout.control / "bin/python"
     if _HANDED_ON in os.environ:
@@ -32,7 +38,7 @@ def main() -> int:
 
         steps = Steps()
         steps.durations = [(title, took) for title, took in json.loads(os.environ.pop(_HANDED_ON))]
-        return demo(REPOSITORY, layout.home, steps)
+        return demo(REPOSITORY, layout.home, steps, conf)
     steps, begin = Steps(), time.monotonic()
     print("mxdist demo: environments", flush=True)
     try:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from follow.conf import DAG
 from follow.progress import ENDED, Follower, Snapshot
 from follow.summary import rows, table
 from follow.view import choose
@@ -23,7 +24,6 @@ from stack.processes import ServiceError, tail
 from stack.service import start_all
 from steps import StepFailed, Steps
 
-DAG = "mnist_retrain"
 _PARSE_TIMEOUT_S = 180
 _SILENCE_S = 60  # how long Airflow may not answer before that is the end
 _POLL_S = 1.0
@@ -33,14 +33,14 @@ class DemoFailed(Exception):
     """The demo cannot go on; the text says why."""
 
 
-def demo(repository: Path, home: Path, steps: Steps) -> int:
-    """Run the demo and return its exit code."""
+def demo(repository: Path, home: Path, steps: Steps, conf: Mapping[str, Any]) -> int:
+    """Run the demo with these parameters of the DAG and return its exit code."""
     stack: LocalStack | None = None
     try:
         with locked(home):
             stack = LocalStack(repository, home)
             start(stack, steps)
-        return retrain(stack, steps)
+        return retrain(stack, steps, conf)
     except (DemoFailed, ServiceError, StepFailed, MxdistError, ApiError) as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
@@ -71,12 +71,12 @@ def _waiting(stack: LocalStack) -> str:
     return f"({', '.join(dead)} not running)" if dead else ""
 
 
-def retrain(stack: LocalStack, steps: Steps) -> int:
+def retrain(stack: LocalStack, steps: Steps, conf: Mapping[str, Any]) -> int:
     """Run the DAG once and return the exit code."""
     api, begin = stack.airflow.api, time.monotonic()
     _await_dag(stack)
     api.patch(f"dags/{DAG}", {"is_paused": False})
-    run_id = api.trigger(DAG, json.loads(os.environ.get("MXDIST_DEMO_CONF") or "{}"))
+    run_id = api.trigger(DAG, conf)
     run_page = f"{stack.airflow.url}/dags/{DAG}/runs/{run_id}"
     print(f"DAG run {run_id}\n  {run_page}", flush=True)
     runs = open_store(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from stack.airflow_api import AirflowApi, ApiError
 
 ENDED = {"success", "failed"}
 _ACTIVE = {"running", "deferred"}
+_OVER = {"success", "failed", "skipped", "upstream_failed", "removed"}
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,7 @@ class Stage:
 
     :param state: Airflow's word for it; None while it waits for others.
     :param job: what its training job last reported, while it runs.
+    :param retry_at: when it is tried again, in Unix seconds, if it waits for that.
     """
 
     task_id: str
@@ -30,6 +32,7 @@ class Stage:
     seconds: float
     tries: int
     job: State | None = None
+    retry_at: float | None = None
 
     @property
     def active(self) -> bool:
@@ -39,10 +42,25 @@ class Stage:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The whole run."""
+    """The whole run.
+
+    :param ahead: the earlier run that this one waits for while it is queued, and where that run is.
+    """
 
     state: str
     stages: tuple[Stage, ...]
+    ahead: Ahead | None = None
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """An earlier run.
+
+    :param stage: the first of its stages that is not over; None if none has begun.
+    """
+
+    run_id: str
+    stage: Stage | None = None
 
 
 class Follower:
@@ -56,7 +74,9 @@ class Follower:
         self.run_id = run_id
         self._api = api
         self._runs = runs
-        self._order = order_of(api.get(f"dags/{dag_id}/tasks")["tasks"])
+        tasks = api.get(f"dags/{dag_id}/tasks")["tasks"]
+        self._order = order_of(tasks)
+        self._retry_delays = {task["task_id"]: _delay_s(task.get("retry_delay")) for task in tasks}
 
     def look(self) -> Snapshot:
         """Return how things stand.
@@ -64,15 +84,32 @@ class Follower:
         :raises ApiError: Airflow does not answer.
         """
         state = self._api.run(self.dag_id, self.run_id)["state"]
-        found = self._api.tasks(self.dag_id, self.run_id)
-        return Snapshot(state, tuple(self._stage(task_id, found.get(task_id, {})) for task_id in self._order))
+        ahead = self._ahead() if state == "queued" else None
+        stages = [self._stage(task_id, task) for task_id, task in self._tasks(self.run_id)]
+        return Snapshot(state, tuple(replace(stage, job=self._job(stage)) for stage in stages), ahead)
+
+    def _ahead(self) -> Ahead | None:
+        running = self._api.get(f"dags/{self.dag_id}/dagRuns", state="running", limit=1)["dag_runs"]
+        if not running:
+            return None
+        run_id = str(running[0]["dag_run_id"])
+        stages = [self._stage(task_id, task) for task_id, task in self._tasks(run_id)]
+        return Ahead(run_id, next((stage for stage in stages if stage.state not in _OVER), None))
+
+    def _tasks(self, run_id: str) -> list[tuple[str, Mapping[str, Any]]]:
+        found = self._api.tasks(self.dag_id, run_id)
+        return [(task_id, found.get(task_id, {})) for task_id in self._order]
 
     def _stage(self, task_id: str, task: Mapping[str, Any]) -> Stage:
-        stage = Stage(task_id, task.get("state"), _seconds(task), int(task.get("try_number") or 0))
-        return Stage(**{**vars(stage), "job": self._job(task_id)}) if stage.active else stage
+        retry_at = None
+        if task.get("state") == "up_for_retry" and task.get("end_date"):
+            retry_at = datetime.fromisoformat(task["end_date"]).timestamp() + self._retry_delays.get(task_id, 0.0)
+        return Stage(task_id, task.get("state"), _seconds(task), int(task.get("try_number") or 0), retry_at=retry_at)
 
-    def _job(self, task_id: str) -> State | None:
-        key = job_key_for_airflow(self.dag_id, self.run_id, task_id, -1)
+    def _job(self, stage: Stage) -> State | None:
+        if not stage.active:
+            return None
+        key = job_key_for_airflow(self.dag_id, self.run_id, stage.task_id, -1)
         try:
             attempt = JobRun(self._runs, key).latest()
             return attempt.read_state() if attempt else None
@@ -119,6 +156,13 @@ def reason_of(events: list[Any]) -> str:
         elif event.get("level") in {"error", "critical"}:
             found = str(event.get("event"))
     return found
+
+
+def _delay_s(delay: Any) -> float:
+    """Return the seconds of a duration as the API tells it."""
+    if not isinstance(delay, dict):
+        return float(delay or 0)
+    return float(delay.get("days", 0) * 86400 + delay.get("seconds", 0) + delay.get("microseconds", 0) / 1e6)
 
 
 def _seconds(task: Mapping[str, Any]) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from follow.progress import Stage
-from follow.view import metrics_text
+from follow.view import metrics_text, state_word
 from steps import duration_text
 
 _HEAD = ("stage", "state", "duration", "samples/s", "result", "model", "alias")
@@ -21,7 +21,7 @@ def _row(stage: Stage, result: Mapping[str, Any]) -> tuple[str, ...]:
     rate = result.get("samples_per_s")
     return (
         stage.task_id,
-        str(stage.state or "not started").replace("success", "done"),
+        state_word(stage.state),
         duration_text(stage.seconds) if stage.seconds else "",
         f"{rate:.0f}" if rate else "",
         _result(result),

@@ -31,7 +31,7 @@ def job_text(job: State) -> str:
     """Return how far a job is."""
     parts = []
     if job.epochs:
-        parts.append(f"epoch {min(job.epoch + 1, job.epochs)}/{job.epochs}")
+        parts.append(f"epoch {max(1, job.epoch)}/{job.epochs}")  # 1 is the first; 0 means that none has begun
     if job.steps:
         parts.append(f"step {job.step}/{job.steps}")
     parts.append(metrics_text(job.metrics))
@@ -50,11 +50,32 @@ def stage_text(stage: Stage) -> str:
         return job_text(stage.job)
     if stage.state in {None, "none", "scheduled", "queued"}:
         return "about to end" if stage.seconds else "waits"
-    return _WORDS.get(str(stage.state), str(stage.state))
+    return f"{state_word(stage.state)}{_retry(stage)}"
+
+
+def state_word(state: str | None) -> str:
+    """Return Airflow's word for a task's state as this demo says it."""
+    return _WORDS.get(str(state), str(state or "not started"))
+
+
+def _retry(stage: Stage) -> str:
+    return f" at {time.strftime('%H:%M:%S', time.localtime(stage.retry_at))}" if stage.retry_at else ""
 
 
 def _why(snapshot: Snapshot) -> str:
-    return " (one run at a time: an earlier one may go first)" if snapshot.state == "queued" else ""
+    if snapshot.state != "queued":
+        return ""
+    if snapshot.ahead is None:
+        return " (one run at a time: an earlier one may go first)"
+    stage = snapshot.ahead.stage
+    where = f", whose stage {stage.task_id} {_doing(stage)}" if stage else ""
+    return f" (one run at a time: it waits for {snapshot.ahead.run_id}{where})"
+
+
+def _doing(stage: Stage) -> str:
+    if stage.state == "up_for_retry":
+        return f"failed and waits for its retry{_retry(stage)}"
+    return "is at work" if stage.active else "is about to begin"
 
 
 class View(ABC):
@@ -105,13 +126,13 @@ class Plain(View):
 
     def __init__(self) -> None:
         super().__init__()
-        self._queued = False
+        self._queued = ""
         self._said: dict[str, tuple[str, str | None, float]] = {}
 
     def show(self, snapshot: Snapshot) -> None:
-        if snapshot.state == "queued" and not self._queued:
-            self._queued = True
-            print(f"  run queued{_why(snapshot)}", flush=True)
+        if snapshot.state == "queued" and _why(snapshot) != self._queued:
+            self._queued = _why(snapshot)
+            print(f"  run queued{self._queued}", flush=True)
         for stage in snapshot.stages:
             text, now = stage_text(stage), time.monotonic()
             last_text, last_state, last_at = self._said.get(stage.task_id, ("waits", None, 0.0))

@@ -23,6 +23,7 @@ COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
 # server reads the same folder.
 _ARGUMENTS = {"scheduler": ["--skip-serve-logs"], "triggerer": ["--skip-serve-logs"]}
 _MIGRATE_TIMEOUT_S = 600
+_DATABASE_WAIT_S = 60  # for whoever writes to SQLite now; its own 5 s end in HTTP 500 on a busy machine
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ class Airflow:
             "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{self.url}/execution/",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
-            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{home}/airflow.db?timeout={_DATABASE_WAIT_S}",
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": str(self.port),
             "AIRFLOW__API__WORKERS": "1",

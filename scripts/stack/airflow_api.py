@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
+_HEALTH_S = 10.0  # is asked again and again
+
 
 class ApiError(Exception):
     """The API refused, or did not answer.
@@ -32,7 +34,7 @@ class AirflowApi:
     def health(self) -> dict[str, Any]:
         """Return the health of all components, or nothing if the API server does not answer."""
         try:
-            answer: dict[str, Any] = self._send("GET", "/api/v2/monitor/health", None, {})
+            answer: dict[str, Any] = self._send("GET", "/api/v2/monitor/health", None, {}, timeout_s=_HEALTH_S)
         except ApiError:
             return {}
         return answer if answer.get("metadatabase", {}).get("status") == "healthy" else {}
@@ -94,12 +96,14 @@ class AirflowApi:
                 return None
             raise
 
-    def _send(self, method: str, path: str, body: Mapping[str, Any] | None, headers: dict[str, str]) -> Any:
+    def _send(
+        self, method: str, path: str, body: Mapping[str, Any] | None, headers: dict[str, str], timeout_s: float = 90
+    ) -> Any:
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/json", "Accept": "application/json", **headers}
         request = urllib.request.Request(self.url + path, data=data, headers=headers, method=method)  # noqa: S310
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - ours, on loopback
+            with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310 - ours, on loopback
                 text = answer.read()
         except urllib.error.HTTPError as error:
             with error:

@@ -8,12 +8,13 @@ import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 from stack.airflow import Airflow, AirflowSecrets, AirflowSettings, write_private
 from stack.mlflow import Mlflow
-from stack.ports import free_ports, is_free
+from stack.ports import free_ports, is_free, port_of
 from stack.processes import PidFile, Process, ServiceError, end, family, of_jobs, supervisors
 from stack.seaweed import PORTS, Seaweed, remove_sockets
 from stack.service import Service
@@ -106,14 +107,17 @@ class LocalStack:
         fresh = dict(zip(names, free_ports(len(names)), strict=True))
         running = {name for name in names if self._runs("seaweed" if name in PORTS else name)}
         self.ports = {name: self._port(name, known, fresh, name in running) for name in names}
+        for name, other in combinations(names, 2):
+            if self.ports[name] == self.ports[other]:
+                raise ServiceError(f"Port {self.ports[name]} is given to {name} and to {other}; change one of them.")
         if self.ports != known:
             write_private(file, json.dumps(self.ports, indent=2) + "\n")
 
     def _port(self, name: str, known: Mapping[str, int], fresh: Mapping[str, int], running: bool) -> int:
         configured = os.environ.get(_CONFIGURED.get(name, ""))
         if configured:
-            port = int(configured)
-            if port != known.get(name) and not is_free(port):
+            port = port_of(_CONFIGURED[name], configured)
+            if not (running and port == known.get(name)) and not is_free(port):
                 raise ServiceError(f"{_CONFIGURED[name]}={port}: another program listens on this port.")
             return port
         port = known.get(name, fresh[name])

@@ -90,7 +90,7 @@ class Mlflow(Service):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data=data, headers=headers)  # noqa: S310 - ours, on loopback
         try:
-            with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
                 return int(answer.status)
         except urllib.error.HTTPError as error:
             return error.code

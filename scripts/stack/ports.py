@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import socket
 
+from stack.processes import ServiceError
+
 # Below the range from which Linux gives ports to outgoing connections (32768), so that none of those takes one
 # of ours between the choice and the start.
 _FIRST, _LAST = 18000, 32000
@@ -19,6 +21,17 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def port_of(name: str, text: str) -> int:
+    """Return the port that a setting holds.
+
+    :raises ServiceError: it is no port.
+    """
+    port = int(text) if text.isascii() and text.isdecimal() else 0
+    if not 1 <= port <= 65535:
+        raise ServiceError(f"{name}={text} is no port: it must be a whole number from 1 to 65535.")
+    return port
 
 
 def free_ports(count: int) -> list[int]:

@@ -84,9 +84,12 @@ class Service(ABC):
         :raises ServiceError: it ended, or took too long.
         """
         deadline = time.monotonic() + self.start_timeout_s
-        while not self.ready():
+        while True:
+            # First its process: another program may answer on its port.
             if self._child is not None and self._child.poll() is not None:
                 raise self._failed(f"ended with exit code {self._child.returncode} while starting")
+            if self.ready():
+                return
             if time.monotonic() > deadline:
                 raise self._failed(f"was not ready after {self.start_timeout_s:.0f} s")
             time.sleep(0.1)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from envs import horovod, host
 from envs.environments import Layout, control_environment
-from follow.progress import Stage, order_of, reason_of
+from follow.conf import demo_conf, params_of
+from follow.progress import Follower, Stage, order_of, reason_of
 from follow.summary import rows, table
-from follow.view import stage_text
-from mxdist.store import State
+from follow.view import Plain, stage_text
+from mxdist.store import State, open_store
+from stack.airflow_api import AirflowApi
 from steps import StepFailed, duration_text, run
+from support.places import REPOSITORY
 
 
 def test_stages_stand_in_the_order_of_their_work() -> None:
@@ -36,7 +46,99 @@ def test_the_reason_is_the_last_error_of_the_log() -> None:
 def test_a_running_stage_says_epoch_loss_speed_and_time_left() -> None:
     job = State(epoch=1, epochs=4, step=30, steps=100, samples_per_s=1234.4, eta_s=65, metrics={"loss": 0.25})
     text = stage_text(Stage("train", "deferred", 9, 1, job))
-    assert text == "epoch 2/4  step 30/100  loss 0.25  1234 samples/s  ETA 65 s"
+    assert text == "epoch 1/4  step 30/100  loss 0.25  1234 samples/s  ETA 65 s"
+
+
+def test_the_stage_says_when_it_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    stage = Stage("train", "up_for_retry", 9, 1, retry_at=datetime(2026, 3, 2, 7, 12, 3, tzinfo=UTC).timestamp())
+    assert stage_text(stage) == "failed, will be tried again at 07:12:03"
+
+
+class Api(AirflowApi):
+    """An Airflow with a run of ours that is queued, and an earlier one."""
+
+    def __init__(self, earlier: list[dict[str, Any]]) -> None:
+        super().__init__("http://127.0.0.1:9", "", "")
+        self._earlier = earlier
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        delay = {"__type": "TimeDelta", "days": 0, "seconds": 10, "microseconds": 0}
+        names = {"stage": ["train"], "train": []}
+        answers: dict[str, Any] = {
+            "dags/a_dag/tasks": {
+                "tasks": [
+                    {"task_id": name, "downstream_task_ids": after, "retry_delay": delay}
+                    for name, after in names.items()
+                ]
+            },
+            "dags/a_dag/dagRuns/mine": {"state": "queued"},
+            "dags/a_dag/dagRuns/mine/taskInstances?limit=100": {"task_instances": []},
+            "dags/a_dag/dagRuns?state=running&limit=1": {"dag_runs": [{"dag_run_id": "old"}] if self._earlier else []},
+            "dags/a_dag/dagRuns/old/taskInstances?limit=100": {"task_instances": self._earlier},
+        }
+        return answers[path]
+
+
+def test_queued_run_says_which_run_it_waits_for(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    done = {"task_id": "stage", "state": "success"}
+    waits = {"task_id": "train", "state": "up_for_retry", "end_date": "2026-03-02T07:12:03Z", "try_number": 1}
+    runs, view = open_store(str(tmp_path)), Plain()
+    for _ in range(2):
+        view.show(Follower(Api([done, waits]), runs, "a_dag", "mine").look())
+    view.show(Follower(Api([done, {**waits, "state": "deferred"}]), runs, "a_dag", "mine").look())
+    view.show(Follower(Api([]), runs, "a_dag", "mine").look())
+    assert capsys.readouterr().out.splitlines() == [
+        "  run queued (one run at a time: it waits for old, whose stage train failed and waits for its retry "
+        "at 07:12:13)",
+        "  run queued (one run at a time: it waits for old, whose stage train is at work)",
+        "  run queued (one run at a time: an earlier one may go first)",
+    ]
+
+
+def test_the_table_says_the_words_of_the_view() -> None:
+    stages = [Stage("a", "success", 3, 1), Stage("b", "failed", 3, 1), Stage("c", "upstream_failed", 0, 0)]
+    assert [row[1] for row in rows([*stages, Stage("d", None, 0, 0)], {})] == [
+        "done",
+        "failed",
+        "not started",
+        "not started",
+    ]
+
+
+DAG_FILE = REPOSITORY / "dags/mnist_retrain.py"
+
+
+def test_parameters_of_the_demo_are_those_of_the_dag(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert {"seed", "pretrain_epochs", "margin"} <= set(params_of(DAG_FILE))
+    monkeypatch.delenv("MXDIST_DEMO_CONF", raising=False)
+    assert demo_conf(DAG_FILE) == {}
+    monkeypatch.setenv("MXDIST_DEMO_CONF", '{"seed": 1}')
+    assert demo_conf(DAG_FILE) == {"seed": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{seed: 1}", "is no JSON"),
+        ("[1]", "must be a JSON object"),
+        ('{"pretrain_epoch": 1}', "no parameter 'pretrain_epoch'; did you mean 'pretrain_epochs'?"),
+        ('{"zzz": 1}', "no parameter 'zzz'; it has .*seed"),
+    ],
+)
+def test_wrong_parameters_are_told_before_anything_starts(text: str, said: str) -> None:
+    command = [sys.executable, str(REPOSITORY / "scripts/demo.py")]
+    environment = {**os.environ, "MXDIST_DEMO_CONF": text}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert re.search(said, done.stderr)
 
 
 def test_the_table_names_model_and_champion() -> None:

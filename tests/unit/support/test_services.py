@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -11,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from stack.airflow import write_private
+from stack.airflow import Airflow, AirflowSecrets, AirflowSettings, write_private
+from stack.local import LocalStack
 from stack.mlflow import Mlflow
 from stack.ports import free_ports, is_free
-from stack.processes import PidFile, Process, ServiceError, end, family, of_jobs, process, spawn, wait_until
+from stack.processes import PidFile, Process, ServiceError, boot_id, end, family, of_jobs, process, spawn, wait_until
 from stack.seaweed import Seaweed
+from stack.service import Service
 from support.places import REPOSITORY
 
 
@@ -118,6 +122,80 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path) -> None:
     server = Mlflow(tmp_path, program=str(tmp_path / "no-such-program"))
     with pytest.raises(ServiceError, match="no-such-program"):
         server.start()
+
+
+class Squatted(Service):
+    """A service that ends at once while another program answers in its name."""
+
+    name = "squatted"
+
+    def command(self) -> list[str]:
+        return [sys.executable, "-c", "raise SystemExit(3)"]
+
+    def ready(self) -> bool:
+        assert self._child is not None
+        self._child.wait(timeout=60)
+        return True
+
+
+def test_another_programs_answer_does_not_hide_that_the_service_ended(tmp_path: Path) -> None:
+    service = Squatted(tmp_path, dict(os.environ))
+    service.spawn()
+    assert service._child is not None
+    service._child.wait(timeout=60)
+    with pytest.raises(ServiceError, match="ended with exit code 3 while starting"):
+        service.wait_ready()
+
+
+@pytest.mark.parametrize("text", ["http", "0", "65536", "-1", "80.5", "1e3"])
+def test_setting_that_is_no_port_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("MXDIST_MLFLOW_PORT", text)
+    with pytest.raises(ServiceError, match=f"^MXDIST_MLFLOW_PORT={text} is no port: .*65535.$"):
+        LocalStack(REPOSITORY, tmp_path)
+
+
+def test_port_that_is_held_by_another_program_is_told_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _environment(tmp_path)
+    port = free_ports(1)[0]
+    monkeypatch.setenv("MXDIST_AIRFLOW_PORT", str(port))
+    assert LocalStack(REPOSITORY, tmp_path).ports["airflow"] == port
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        with pytest.raises(ServiceError, match=f"MXDIST_AIRFLOW_PORT={port}: another program listens"):
+            LocalStack(REPOSITORY, tmp_path)
+        pid_file = PidFile(tmp_path / "state/airflow/api-server.pid")
+        me = process(os.getpid())
+        assert me is not None
+        pid_file.path.write_text(json.dumps({"pid": me.pid, "start_time": me.start_time, "boot": boot_id()}))
+        assert LocalStack(REPOSITORY, tmp_path).ports["airflow"] == port, "our own Airflow holds it"
+
+
+def test_one_port_for_two_services_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_ports(1)[0]
+    monkeypatch.setenv("MXDIST_AIRFLOW_PORT", str(port))
+    monkeypatch.setenv("MXDIST_MLFLOW_PORT", str(port))
+    with pytest.raises(ServiceError, match=f"Port {port} is given to airflow and to mlflow"):
+        LocalStack(REPOSITORY, tmp_path)
+
+
+def _environment(home: Path) -> None:
+    (home / "control").mkdir()
+    (home / "control/pyvenv.cfg").write_text("")
+    (home / "state/airflow").mkdir(parents=True)
+
+
+def test_airflow_waits_for_a_busy_database(tmp_path: Path) -> None:
+    settings = AirflowSettings(str(Path(sys.executable).with_name("airflow")), tmp_path / "dags", AirflowSecrets("x"))
+    airflow = Airflow(tmp_path / "airflow", settings)
+    airflow.folder.mkdir()
+    ask = "settings.engine.raw_connection().execute('PRAGMA busy_timeout').fetchone()"
+    command = [sys.executable, "-c", f"from airflow import settings; print({ask})"]
+    environment = {**airflow.environment, "PYTHONPATH": str(REPOSITORY / "plugins")}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines()[-1:] == ["(60000,)"], done.stderr
 
 
 def test_ports_are_free_and_different() -> None:
