@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import pickle
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import mxnet as mx
@@ -47,11 +49,13 @@ def law(tmp_path_factory: pytest.TempPathFactory) -> Law:
     return make_law(tmp_path_factory.mktemp("servers") / "sgd", "sgd", 73)
 
 
-def trained(law: Law, mutation: str = "nothing", **parallelism: Any) -> tuple[Attempt, World]:
+def trained(
+    law: Law, mutation: str = "nothing", fields: Mapping[str, Any] = MappingProxyType({}), **parallelism: Any
+) -> tuple[Attempt, World]:
     """Train on two workers to the end."""
     law.made += 1
-    fields = {"parallelism": {**SERVERS, **parallelism}, "dtype": "float32"}
-    attempt = law.jobs.claim(law._job(2, fields), f"servers-{law.made}")
+    document = {"parallelism": {**SERVERS, **parallelism}, "dtype": "float32", **fields}
+    attempt = law.jobs.claim(law._job(2, document), f"servers-{law.made}")
     world = law.jobs.start(attempt, mutation=mutation, environment=SPLIT)
     codes = world.wait()
     assert set(codes) == {0}, f"{codes}\n{world.log()}"
@@ -93,9 +97,11 @@ def test_workers_hold_the_law_and_servers_make_no_difference(law: Law) -> None:
     assert worst_gradient(law, world) < GRADIENT_BOUND
     assert law.off(attempt) < WEIGHT_BOUND
     one = law.jobs.exported(attempt)
-    for servers in (2, 3):
-        several = law.jobs.exported(trained(law, servers=servers, kvstore="dist_device_sync")[0])
+    for servers, verify in ((2, True), (3, False)):
+        again, _ = trained(law, fields={"verify_layout": verify}, servers=servers, kvstore="dist_device_sync")
+        several = law.jobs.exported(again)
         assert all((one[name] == several[name]).all() for name in one)
+        assert ("layout_difference" in {record.key for record in law.jobs.journal(again)}) == verify
 
 
 def test_law_holds_for_adam_in_parts(tmp_path: Path) -> None:
@@ -103,6 +109,13 @@ def test_law_holds_for_adam_in_parts(tmp_path: Path) -> None:
     attempt, world = trained(law, "gradients_kept", accumulate=2, servers=2)
     assert worst_gradient(law, world) < GRADIENT_BOUND
     assert law.off(attempt) < WEIGHT_BOUND
+
+
+def test_batch_norm_takes_the_statistics_of_all_workers(tmp_path: Path) -> None:
+    law = make_law(tmp_path / "norm", "sgd", 80, network="lenet_norm")
+    model = {"name": "lenet", "params": {"channels": 4, "hidden": 16, "batch_norm": True}}
+    attempt, _ = trained(law, "nothing", {"model": model}, batch_norm="synchronised")
+    assert law.off(attempt) < 10 * WEIGHT_BOUND  # it divides by deviations, which are small
 
 
 @pytest.mark.parametrize("mutation", ["no_averaging", "wrong_weight_for_last_batch", "data_repeated", "stale_pull"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -49,6 +50,7 @@ class World:
     rendezvous: Rendezvous | None
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     helpers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    port: socket.socket | None = None
 
     def wait(self) -> list[int]:
         """Return the exit codes, once every rank has ended; those that outlive a failed one for long are killed."""
@@ -67,6 +69,8 @@ class World:
         if self.rendezvous is not None:
             self.rendezvous.close()
             self.rendezvous = None
+        if self.port is not None:
+            self.port.close()
 
     def log(self, rank: int = 0) -> str:
         """Return what a rank printed."""
@@ -100,14 +104,14 @@ def start(
     folder.mkdir(parents=True, exist_ok=True)
     world = World(folder, Rendezvous(size) if size > 1 else None)
     shared = {"PYTHONPATH": str(PLUGINS), **(environment or {})}
-    with keep_port() as port:  # until all have begun to start; nobody else starts a scheduler here
-        if roles:
-            shared[PORT_NAME] = str(port.getsockname()[1])
-        for role in roles:
-            world.helpers.append(_process(folder / f"{role.name}.log", role.command, {**shared, **role.environment}))
-        for rank in range(size):
-            variables = {**_horovod(rank, size, world), **shared}
-            world.processes.append(_process(folder / f"rank-{rank}.log", command, variables))
+    if roles:
+        world.port = keep_port()
+        shared[PORT_NAME] = str(world.port.getsockname()[1])
+    for role in roles:
+        world.helpers.append(_process(folder / f"{role.name}.log", role.command, {**shared, **role.environment}))
+    for rank in range(size):
+        variables = {**_horovod(rank, size, world), **shared}
+        world.processes.append(_process(folder / f"rank-{rank}.log", command, variables))
     return world
 
 
