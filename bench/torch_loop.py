@@ -62,7 +62,7 @@ def rank(number: int, steps: int) -> None:
     rows = (WARMUP + steps) * BATCH * RANKS
     x = torch.from_numpy(generator.standard_normal((rows, 3, SIDE, SIDE)).astype(np.float32))[number::RANKS]
     y = (torch.arange(rows) % 10)[number::RANKS]
-    net = nn.parallel.DistributedDataParallel(resnet18(10))
+    net = nn.parallel.DistributedDataParallel(resnet18(10), broadcast_buffers=False)  # as ours: local statistics
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9)
     loss_of = nn.CrossEntropyLoss()
     began = 0.0

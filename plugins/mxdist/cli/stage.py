@@ -6,8 +6,6 @@ import argparse
 import json
 import sys
 
-import yaml
-
 from mxdist.cli.setting import absolute, default_data
 from mxdist.data.stage import Staged
 from mxdist.data.stage import stage as put
@@ -60,6 +58,8 @@ def _counted(staged: Staged) -> str:
 
 def _as_yaml(staged: Staged, endpoint_url: str | None) -> str:
     """Return the part of a job file that names this dataset."""
+    import yaml
+
     part: dict[str, dict[str, str]] = {
         "dataset": {"manifest_uri": staged["manifest_uri"], "version": staged["version"]}
     }
