@@ -180,12 +180,8 @@ def build_plan(
     :param workdir: the folder that holds the scratch folders of all jobs.
     :param cores: the cores that the job may use.
     """
-    attempt_dir = f"{workdir}/{job_key}/<attempt>"
-    share, roles = _share_cores(job, cores), plan_roles(job, python)
-    ranks = tuple(
-        _rank(job, job_key, rank, runs_uri=runs_uri, python=python, cores=share[rank], usable=len(cores))
-        for rank in range(job.parallelism.world_size)
-    )
+    attempt_dir, roles = f"{workdir}/{job_key}/<attempt>", plan_roles(job, python)
+    ranks = _ranks(job, job_key, runs_uri=runs_uri, python=python, cores=cores)
     return Plan(
         name=job.name,
         kind=job.kind,
@@ -204,6 +200,16 @@ def build_plan(
         diagram=tuple(draw(job, [rank.host for rank in ranks])),
         roles=roles,
         runtime_names=tuple(sorted([*RUNTIME_NAMES, *([PORT_NAME] if roles else [])])),
+    )
+
+
+def _ranks(
+    job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str, python: str, cores: Sequence[int]
+) -> tuple[RankPlan, ...]:
+    share = _share_cores(job, cores)
+    return tuple(
+        _rank(job, job_key, rank, runs_uri=runs_uri, python=python, cores=share[rank], usable=len(cores))
+        for rank in range(job.parallelism.world_size)
     )
 
 

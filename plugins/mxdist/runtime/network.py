@@ -33,7 +33,27 @@ class Forward(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
         super().__init__()
         self.net = net
         self._recipe = recipe
-        self._dtype, self._stored, self._shape = dtype.value, stored, shape
+        self._dtype, self._stored, self._shape = dtype, stored, shape
+
+    @property
+    def recipe(self) -> Recipe:
+        """What prepares the inputs."""
+        return self._recipe
+
+    @property
+    def dtype(self) -> DType:
+        """Of the network's inputs, weights and outputs."""
+        return self._dtype
+
+    @property
+    def stored(self) -> str:
+        """The type of an example, as stored."""
+        return self._stored
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one example, as stored."""
+        return self._shape
 
     def hybrid_forward(self, F: Any, x: Any) -> Any:
         """Return the network's output for stored inputs."""
@@ -41,7 +61,7 @@ class Forward(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
 
     def inputs(self, F: Any, x: Any) -> Any:
         """Return stored inputs as the network takes them."""
-        return self._recipe.prepare(F, x, dtype=self._dtype, stored=self._stored, shape=self._shape)
+        return self._recipe.prepare(F, x, dtype=self._dtype.value, stored=self._stored, shape=self._shape)
 
     def example(self, device: mx.Context) -> mx.nd.NDArray:
         """Return one example of zeros, as stored."""

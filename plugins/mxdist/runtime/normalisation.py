@@ -76,8 +76,20 @@ def _refusal(names: list[str], parallelism: Parallelism) -> str:
     return (
         f"{shown}: BatchNorm takes its statistics from the rows that it sees at once, here not the global batch, so "
         f"this would train another model than one process does; set batch_norm to {ways}, freeze these layers "
-        "(init.freeze_backbone or init.freeze), use LayerNorm or GroupNorm, or train with one rank"
+        f"(init.freeze_backbone or init.freeze), use LayerNorm or GroupNorm, or train with {_nearest(parallelism)}"
     )
+
+
+def _nearest(parallelism: Parallelism) -> str:
+    """Return the layout nearest to this one whose layers see the whole global batch at once."""
+    if parallelism.staged and parallelism.copies == 1:
+        return "micro_batches 1"
+    if parallelism.staged:
+        return "strategy model, whose stages see the whole batch"
+    if parallelism.devices:
+        return "strategy allreduce on one rank"
+    ways = ["one rank"] if parallelism.world_size > 1 else []
+    return " and ".join([*ways, *(["accumulate 1"] if parallelism.accumulate > 1 else [])])
 
 
 def freeze(net: mx.gluon.Block) -> None:

@@ -65,16 +65,7 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
     Every rank starts from the same seed; that initial weights are the same on all does not rest on it: see
     ``loop.Trainer``, which broadcasts and compares them.
     """
-    if job.model is None or job.dataset is None:
-        raise DataError("the job has no model or no dataset.")
-    recipe = Recipe(job.model)
-    folder = fetch_dataset(job.dataset, job, worker)
-    train = recipe.examples(folder, "train", job.dataset.labels)
-    if train is None:
-        raise DataError(f"dataset {job.dataset.manifest_uri} has no train split.")
-    validation = recipe.examples(folder, "validation", job.dataset.labels)
-    _check_values(recipe, [train, *([validation] if validation else [])], job)
-    recipe.learn_classes(_classes(train, job.dataset.labels))
+    recipe, train, validation = _load(job, worker)
     network.reseed(job.seed, 0, 0)
     net = recipe.network()
     device = mx.cpu() if job.parallelism.staged else worker.devices[0]
@@ -88,11 +79,6 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
         _check_labels(train, validation, outputs)
     stages = _cut(job, forward, loss, train, worker, group) if job.parallelism.staged else None
     forward = stages.forward if stages else forward
-    graph = network.LossSum(forward, loss)
-    if stages is None:
-        graph.hybridize(static_alloc=True, static_shape=True)
-    random = network.random_ops(forward(mx.sym.var("data")))
-    _check_random(random, job.parallelism)
     steps = job.epochs * steps_of(len(train), job.batch_size)
     return Setup(
         recipe=recipe,
@@ -101,15 +87,53 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
         net=net,
         forward=forward,
         loss=loss,
-        graph=graph,
+        graph=_graph(forward, loss, whole=stages is None),
         update=_update(job, net, stages, steps, group),
         stages=stages,
-        labels=(job.dataset.labels or tuple(range(outputs))) if recipe.classifies else None,
+        labels=_labels(job, outputs) if recipe.classifies else None,
         outputs=outputs,
         frozen=frozen,
-        random=bool(random),
+        random=_draws(forward, job.parallelism),
         steps=steps,
     )
+
+
+def _load(job: TrainingJob, worker: Worker) -> tuple[Recipe, Examples, Examples | None]:
+    """Return the recipe, which has learnt the classes, and the examples to train and to validate with."""
+    if job.model is None or job.dataset is None:
+        raise DataError("the job has no model or no dataset.")
+    recipe, labels = Recipe(job.model), job.dataset.labels
+    folder = fetch_dataset(job.dataset, job, worker)
+    train = recipe.examples(folder, "train", labels)
+    if train is None:
+        raise DataError(f"dataset {job.dataset.manifest_uri} has no train split.")
+    validation = recipe.examples(folder, "validation", labels)
+    _check_values(recipe, [train, *([validation] if validation else [])], job)
+    recipe.learn_classes(_classes(train, labels))
+    return recipe, train, validation
+
+
+def _graph(forward: network.Forward, loss: mx.gluon.HybridBlock, *, whole: bool) -> network.LossSum:
+    """Return the sum of the loss; stages have graphs of their own."""
+    graph = network.LossSum(forward, loss)
+    if whole:
+        graph.hybridize(static_alloc=True, static_shape=True)
+    return graph
+
+
+def _labels(job: TrainingJob, outputs: int) -> tuple[int, ...]:
+    """Return the label of each output."""
+    return (job.dataset.labels if job.dataset else None) or tuple(range(outputs))
+
+
+def _draws(forward: network.Forward, parallelism: Parallelism) -> bool:
+    """Return whether the network draws random numbers.
+
+    :raises SpecError: each share of the work would draw its own, and the job does not say that it may.
+    """
+    operators = network.random_ops(forward(mx.sym.var("data")))
+    _check_random(operators, parallelism)
+    return bool(operators)
 
 
 def _cut(

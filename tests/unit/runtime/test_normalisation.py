@@ -63,6 +63,29 @@ def test_statistics_of_a_part_are_refused(fields: dict[str, Any], ways: str) -> 
         normalisation.settle(net_of(), Parallelism.parse(fields), Twice())
 
 
+STAGES: dict[str, Any] = {"stages": 2, "across": "processes"}
+
+
+@pytest.mark.parametrize(
+    ("layout", "nearest"),
+    [
+        ({"world_size": 2}, "one rank"),
+        ({"world_size": 2, "accumulate": 2}, "one rank and accumulate 1"),
+        ({"accumulate": 2}, "accumulate 1"),
+        ({"strategy": "devices", "devices": 2}, "strategy allreduce on one rank"),
+        ({"strategy": "pipeline", "stages": 2, "micro_batches": 2}, "micro_batches 1"),
+        ({"strategy": "pipeline", **STAGES, "world_size": 2, "micro_batches": 2}, "micro_batches 1"),
+        (
+            {"strategy": "hybrid", "inside": "pipeline", **STAGES, "world_size": 4},
+            "strategy model, whose stages see the whole batch",
+        ),
+    ],
+)
+def test_the_nearest_layout_that_can_is_named(layout: dict[str, Any], nearest: str) -> None:
+    with pytest.raises(SpecError, match=f"or train with {nearest}$"):
+        normalisation.settle(net_of(), Parallelism.parse(layout), Alone())
+
+
 @pytest.mark.parametrize("kind", ["synchronised", "local"])
 def test_devices_cannot_exchange_statistics(kind: str) -> None:
     document = {"strategy": "devices", "devices": 2, "batch_norm": kind, "lossy": ["batch_norm"]}

@@ -21,7 +21,7 @@ from mxdist.runtime import network
 from mxdist.runtime.parallel import partition
 from mxdist.runtime.parallel.base import Group
 from mxdist.runtime.parallel.partition import Layer
-from mxdist.spec import DType, Parallelism
+from mxdist.spec import Parallelism
 from mxdist.spec.parallelism import Balance
 
 log = logging.getLogger(__name__)
@@ -124,8 +124,7 @@ class Staged(network.Forward):
     """
 
     def __init__(self, whole: network.Forward, stages: Sequence[Stage]) -> None:
-        dtype = DType(whole._dtype)
-        super().__init__(whole._recipe, whole.net, dtype=dtype, stored=whole._stored, shape=whole._shape)
+        super().__init__(whole.recipe, whole.net, dtype=whole.dtype, stored=whole.stored, shape=whole.shape)
         self._stages = tuple(stages)
 
     def forward(self, x: Any, *rest: Any) -> Any:
@@ -204,7 +203,7 @@ def build(
         )
         graph.collect_params().reset_ctx(devices[index])
         stages[-1].training.hybridize()
-    return Stages(tuple(stages), Staged(forward, stages), forward._dtype)
+    return Stages(tuple(stages), Staged(forward, stages), forward.dtype.value)
 
 
 def _begin(
