@@ -20,8 +20,13 @@ from airflow.serialization.decoders import decode_timetable
 from airflow.serialization.encoders import encode_timetable
 from airflow.timetables.base import TimeRestriction
 from pendulum import DateTime
+from unit.airflow.world import context_of
 
+from mxdist.errors import SpecError
+from mxdist.launch.plan import build_plan
 from mxdist.operators.stage import data_as_of
+from mxdist.operators.train import DistributedTrainOperator, FineTuneOperator
+from mxdist.spec import TrainingJob
 
 # Airflow's own: it reads .airflowignore with a name that pathspec no longer likes.
 pytestmark = pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")
@@ -124,6 +129,57 @@ def test_form_refuses_nonsense(bag: DagBag, conf: dict[str, Any]) -> None:
     params = bag.dags["mnist_retrain"].params
     with pytest.raises(ParamValidationError):
         validated(params, conf)
+
+
+STAGED = {"manifest_uri": "s3://data/mnist5k/manifests/1.json", "version": "ab" * 32, "as_of": None}
+TRAINED = {"model_uri": "s3://runs/pretrain/0000000001/model", "model": {"name": "lenet"}, "dataset": STAGED}
+
+
+def jobs_of(dag: Any, conf: dict[str, Any]) -> list[TrainingJob]:
+    """Return the jobs that a run of the DAG with this form would start, each read as its task reads it."""
+    found = []
+    for task in dag.tasks:
+        if not isinstance(task, DistributedTrainOperator):
+            continue
+        operator = copy.copy(task)
+        operator.dataset = STAGED if operator.dataset is not None else None
+        if isinstance(operator, FineTuneOperator):
+            operator.init_from = {**TRAINED, "labels": [5, 6, 7, 8, 9]}
+        context = context_of(operator) | {"params": validated(dag.params, conf)}
+        operator.render_template_fields(context)
+        found.append(operator.build_job(context))
+    return found
+
+
+@pytest.fixture
+def connected(runs_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both connections of the DAG; nobody answers."""
+    mlflow = {"conn_type": "mxdist_mlflow", "host": "http://127.0.0.1:9"}
+    monkeypatch.setenv("AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps(mlflow))
+
+
+@pytest.mark.usefixtures("connected")
+def test_every_choice_of_the_form_is_a_job(bag: DagBag, runs_uri: str) -> None:
+    dag = bag.dags["mnist_retrain"]
+    choices = {name: dag.params.get_param(name).schema.get("enum") for name in dag.params}
+    offered = [{name: value} for name, values in choices.items() for value in values or ()]
+    assert {"strategy": "allreduce"} in offered
+    for conf in [{}, *offered, *({**one, "world_size": 1} for one in offered)]:
+        jobs = jobs_of(dag, conf)
+        assert len(jobs) == 3
+        for job in jobs:
+            assert job.parallelism.strategy.value == conf.get("strategy", "allreduce")
+            assert job.parallelism.world_size == conf.get("world_size", 2)
+            build_plan(job, "key", runs_uri=runs_uri, python="python", workdir="/scratch", cores=(0, 1))
+            # Without BatchNorm and dropout, which some strategies refuse, but not before the ranks have the network.
+            assert job.model is not None
+            assert (job.model.name, job.model.params) == ("lenet", {})
+
+
+@pytest.mark.usefixtures("connected")
+def test_a_form_that_contradicts_itself_is_refused_before_anything_starts(bag: DagBag) -> None:
+    with pytest.raises(SpecError, match="batch_size: 64 is not divisible"):
+        jobs_of(bag.dags["mnist_retrain"], {"world_size": 3})
 
 
 def validated(params: Any, conf: dict[str, Any]) -> dict[str, Any]:
