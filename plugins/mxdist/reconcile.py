@@ -18,6 +18,12 @@ TASK_OVER = frozenset({"success", "failed", "skipped", "upstream_failed", "remov
 TASK_ACTIVE = frozenset(
     {"scheduled", "queued", "running", "deferred", "restarting", "up_for_retry", "up_for_reschedule"}
 )
+AIRFLOW = "airflow"
+"""The key of a claim's source that names the Airflow that asked, if it has a name."""
+
+AIRFLOW_ID = "MXDIST_AIRFLOW_ID"
+"""The environment variable with an Airflow's name: it stays the same when the address changes."""
+
 PARENT_STATUS = {"success": "FINISHED", "failed": "FAILED"}
 """What MLflow's parent run says, by the state in which its DAG run ended."""
 
@@ -39,7 +45,7 @@ class Step:
 class TaskName:
     """The Airflow task that asked for a job.
 
-    :param airflow: the address of the Airflow that it belongs to; another one's runs are none of ours.
+    :param airflow: name, or else address, of the Airflow that it belongs to; another one's runs are none of ours.
     """
 
     airflow: str
@@ -53,7 +59,7 @@ class TaskName:
         """Return the task that a claim's source names; None if no Airflow asked."""
         try:
             return cls(
-                airflow=airflow_of(source["url"]),
+                airflow=airflow_of(source["url"], source.get(AIRFLOW)),
                 dag_id=source["dag_id"],
                 run_id=source["run_id"],
                 task_id=source["task_id"],
@@ -73,12 +79,12 @@ class Airflow(Protocol):
         """Return the state of a task instance, which may be None."""
 
 
-def airflow_of(log_url: str) -> str:
-    """Return which Airflow a task's page belongs to.
+def airflow_of(log_url: str, name: str | None) -> str:
+    """Return which Airflow a task's page belongs to: by the name that it was given, else by its address.
 
     :raises ValueError: it is no task's page.
     """
-    return log_url[: log_url.index("/dags/")]
+    return name or log_url[: log_url.index("/dags/")]
 
 
 def unwanted(run: str | None, task: str | None) -> str | None:

@@ -149,6 +149,11 @@ class LocalStack:
             flask_secret=self.passwords.mlflow_session_key,
         )
 
+    def _airflow_id(self) -> str:
+        """Return what tells this Airflow from every other one, for as long as its folder lives."""
+        secret = self.passwords.airflow_jwt_secret
+        return f"demo-{hashlib.sha256(f'mxdist airflow id {secret}'.encode()).hexdigest()[:16]}"
+
     def _airflow(self) -> Airflow:
         kept = self.passwords
         keys = AirflowSecrets(
@@ -158,6 +163,8 @@ class LocalStack:
             "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
             # Runs start by hand here: else the weekly one of mnist_retrain would stand in the queue of every demo.
             "AIRFLOW__SCHEDULER__USE_JOB_SCHEDULE": "False",
+            # The port may change; jobs of the last time are this Airflow's all the same.
+            "MXDIST_AIRFLOW_ID": self._airflow_id(),
             # Processes that were started with older code are replaced.
             "MXDIST_REVISION": _digest(self.repository / "plugins", self._control.parent / "pyvenv.cfg"),
         }

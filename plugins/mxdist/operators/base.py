@@ -15,6 +15,7 @@ from mxdist.errors import LaunchError, MxdistError, StoreError, TrackingError
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.hooks.mlflow import MlflowHook
 from mxdist.links.mlflow import MlflowModelLink, MlflowRunLink
+from mxdist.operators.conf import check_conf
 from mxdist.operators.failures import as_airflow, error_of
 from mxdist.operators.life import LIFE, job_key_of, life_of, parent_of, source_of
 from mxdist.store import JobRun
@@ -47,6 +48,7 @@ class JobOperator(BaseOperator):
     :param cluster: more about the nodes: fields of ``Cluster``.
     :param tags: extra tags of the MLflow run.
     :param poll_s: seconds between two looks at the run store.
+    :param check_conf: refuse a run whose configuration names a parameter that the DAG does not have.
     """
 
     template_fields: Sequence[str] = (
@@ -80,6 +82,7 @@ class JobOperator(BaseOperator):
         cluster: Mapping[str, Any] | None = None,
         tags: Mapping[str, str] | None = None,
         poll_s: float = 2.0,
+        check_conf: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -92,6 +95,7 @@ class JobOperator(BaseOperator):
         self.cluster = cluster
         self.tags = tags
         self.poll_s = poll_s
+        self.check_conf = check_conf
         self._current: tuple[str, str, str] | None = None
         self._killed = threading.Event()
 
@@ -109,6 +113,8 @@ class JobOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or find it again; then wait for it without a worker."""
         with as_airflow():
+            if self.check_conf:
+                check_conf(context)
             job = self.build_job(context)
             hook = ClusterHook(self.mxdist_conn_id)
             client, key = hook.job_client(), job_key_of(context)

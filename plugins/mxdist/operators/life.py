@@ -6,6 +6,7 @@ had ended a new start date. Neither changes between retries. Both stand in the c
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def job_key_of(context: Context) -> str:
 
 def source_of(context: Context) -> dict[str, str]:
     """Return who asks: what the claim and the MLflow tags say of it."""
+    from mxdist.reconcile import AIRFLOW, AIRFLOW_ID
+
     task = context["ti"]
     return {
         "dag_id": task.dag_id,
@@ -47,4 +50,5 @@ def source_of(context: Context) -> dict[str, str]:
         "try": str(task.try_number),
         "url": task.log_url,
         LIFE: life_of(context),
+        **({AIRFLOW: name} if (name := os.environ.get(AIRFLOW_ID)) else {}),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -84,7 +85,8 @@ class ReconcileJobsOperator(BaseOperator):
         from mxdist import reconcile
 
         client, airflow = ClusterHook(self.mxdist_conn_id).job_client(), AskAirflow()
-        found = list(reconcile.latest_of_airflow(client, reconcile.airflow_of(context["ti"].log_url)))
+        here = reconcile.airflow_of(context["ti"].log_url, os.environ.get(reconcile.AIRFLOW_ID))
+        found = list(reconcile.latest_of_airflow(client, here))
         asked = [one for one in found if isinstance(one, tuple)]
         yield from (one for one in found if isinstance(one, reconcile.Step))
         yield from reconcile.end_unwanted(client, asked, airflow)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow.sdk import BaseOperator
 
 from mxdist.hooks.cluster import ClusterHook
+from mxdist.operators.conf import check_conf
 from mxdist.operators.failures import as_airflow
 from mxdist.operators.files import beside_dag
 from mxdist.spec import Split, Storage
@@ -30,6 +31,7 @@ class StageDatasetOperator(BaseOperator):
     :param as_of: the end of the data interval, as ISO text; decides which of two versions is older. Default: the end
         of the run's data interval, or the time it was meant for, or, in a run without either, now.
     :param mxdist_conn_id: the connection that says where datasets are kept.
+    :param check_conf: refuse a run whose configuration names a parameter that the DAG does not have.
     """
 
     template_fields: Sequence[str] = ("source", "dataset_name", "split", "as_of", "mxdist_conn_id")
@@ -44,6 +46,7 @@ class StageDatasetOperator(BaseOperator):
         split: Mapping[str, Any] | None = None,
         as_of: str | None = None,
         mxdist_conn_id: str = ClusterHook.default_conn_name,
+        check_conf: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -52,12 +55,15 @@ class StageDatasetOperator(BaseOperator):
         self.split = split
         self.as_of = as_of
         self.mxdist_conn_id = mxdist_conn_id
+        self.check_conf = check_conf
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Stage, and return what names the version."""
         from mxdist.data.stage import stage
 
         with as_airflow():
+            if self.check_conf:
+                check_conf(context)
             hook = ClusterHook(self.mxdist_conn_id)
             staged = stage(
                 self._source(),

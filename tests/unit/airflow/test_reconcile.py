@@ -17,6 +17,7 @@ from unit.airflow.world import Pretender, context_of, end
 from mxdist import reconcile
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.launch.client import INDEX, JobClient
+from mxdist.operators.life import source_of
 from mxdist.operators.reconcile import ReconcileJobsOperator
 from mxdist.spec import JobState, TrainingJob
 from mxdist.store import Attempt, Cause, JobRun, open_store
@@ -216,6 +217,39 @@ def test_jobs_of_another_airflow_are_left_alone(make: Callable[..., Attempt], ai
     run()
     assert attempt.cancel_intent() is None
     assert airflow.asked == []
+
+
+def test_name_of_an_airflow_survives_a_new_address(
+    make: Callable[..., Attempt], airflow: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    airflow.run = None
+    ours = make("ours-1", url="http://the-old-address/dags/a_dag/runs", airflow="one")
+    monkeypatch.setenv("MXDIST_AIRFLOW_ID", "another")
+    run()
+    monkeypatch.delenv("MXDIST_AIRFLOW_ID")
+    run()
+    assert ours.cancel_intent() is None
+    monkeypatch.setenv("MXDIST_AIRFLOW_ID", "one")
+    run()
+    assert ours.cancel_intent() is not None
+
+
+def test_same_address_is_not_the_same_airflow(
+    make: Callable[..., Attempt], airflow: Answers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    airflow.run = None
+    named, nameless = make("named-1", airflow="one"), make("nameless-1")
+    monkeypatch.setenv("MXDIST_AIRFLOW_ID", "another")
+    run()
+    assert (named.cancel_intent(), nameless.cancel_intent()) == (None, None)
+
+
+def test_claim_names_the_airflow_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = context_of(ReconcileJobsOperator(task_id="reconcile"))
+    monkeypatch.delenv("MXDIST_AIRFLOW_ID", raising=False)
+    assert "airflow" not in source_of(context)
+    monkeypatch.setenv("MXDIST_AIRFLOW_ID", "one")
+    assert source_of(context)["airflow"] == "one"
 
 
 def test_one_broken_job_keeps_no_other_waiting(make: Callable[..., Attempt], airflow: Answers, runs_uri: str) -> None:

@@ -173,6 +173,17 @@ def test_port_that_is_held_by_another_program_is_told_again_and_again(
         assert LocalStack(REPOSITORY, tmp_path).ports["airflow"] == port, "our own Airflow holds it"
 
 
+def test_airflow_keeps_its_name_when_its_port_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = []
+    for home in ("a", "a", "b"):
+        if not (tmp_path / home).exists():
+            (tmp_path / home).mkdir()
+            _environment(tmp_path / home)
+        monkeypatch.setenv("MXDIST_AIRFLOW_PORT", str(free_ports(1)[0]))
+        names.append(LocalStack(REPOSITORY, tmp_path / home).airflow.environment["MXDIST_AIRFLOW_ID"])
+    assert names[0] == names[1] != names[2]
+
+
 def test_one_port_for_two_services_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_ports(1)[0]
     monkeypatch.setenv("MXDIST_AIRFLOW_PORT", str(port))
