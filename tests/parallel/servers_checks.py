@@ -26,7 +26,8 @@ def gradients(rank: int) -> np.ndarray:
 
 if __name__ == "__main__":
     group = AllReduce()
-    store = Store.of_world(
+    store = Store.of(
+        group,
         Parallelism.parse({
             "strategy": "parameter_server", "world_size": group.size, "compression": "2bit",
             "compression_threshold": THRESHOLD, "lossy": ["compression"],
@@ -40,5 +41,5 @@ if __name__ == "__main__":
         store.pull(keys, [array])
         received.append(array.asnumpy().tolist())
     (Path(sys.argv[1]) / f"{group.rank}.json").write_text(json.dumps(received))
-    Store.leave()
+    Store.leave(group)
     group.close()

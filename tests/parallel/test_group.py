@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from parallel.worlds import start
 
-from mxdist.runtime.parallel import AllReduce
+from mxdist.runtime.parallel import AllReduce, Alone
 from mxdist.runtime.parallel.base import plain
 
 SIZE = 3
@@ -72,6 +72,14 @@ def test_what_is_broadcast_travels_through_host_memory() -> None:
     assert travelled == [("mxdist.broadcast.here", mx.cpu(), 0), ("mxdist.broadcast.there", mx.cpu(), 0)]
     assert arrays["there"].context == mx.cpu(1)
     assert [array.asnumpy().tolist() for array in arrays.values()] == [[7.0, 7.0], [7.0, 7.0]]
+
+
+def test_each_world_keeps_what_was_made_for_it() -> None:
+    one, other = Alone(), Alone()
+    assert [one.once("key", lambda: "first"), one.once("key", lambda: "second")] == ["first", "first"]
+    assert other.once("key", lambda: "other") == "other"
+    assert [one.forget("key"), one.forget("key")] == ["first", None]
+    assert one.once("key", lambda: "third") == "third"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "uint8", "int32", "int64"])

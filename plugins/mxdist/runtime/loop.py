@@ -55,7 +55,7 @@ def train(job: TrainingJob, worker: Worker) -> Outcome:
         verify.check(job, worker, group)
     trainer = Trainer(job, worker, group)
     outcome = trainer.run()
-    Store.leave()
+    Store.leave(group)
     group.close()
     return outcome
 

@@ -36,7 +36,7 @@ def main() -> NoReturn:
             run_script(job.script)
         code = _run(job, worker)
     except BaseException as error:  # whatever it is, the supervisor must learn of it
-        code = _failed(error, worker)
+        _leave(_failed(error, worker))  # here, where the error still holds what must not be destroyed
     _leave(code)
 
 

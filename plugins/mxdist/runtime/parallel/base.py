@@ -37,6 +37,10 @@ class Group(ABC):
             self._kept[key] = make()
         return self._kept[key]
 
+    def forget(self, key: Hashable) -> Any:
+        """Keep ``key`` no longer; return what was kept, or None."""
+        return self._kept.pop(key, None)
+
     @abstractmethod
     def sum_(self, arrays: Sequence[mx.nd.NDArray]) -> None:
         """Replace each array by its sum over all ranks; returns at once, MXNet's engine keeps the order."""

@@ -36,8 +36,6 @@ class Store:
     Keys are given out in the order in which they are asked for, which is the same on every worker.
     """
 
-    _only: Store | None = None
-
     def __init__(self, wanted: Parallelism) -> None:
         self._kv: Any = mx.kv.create(wanted.kvstore.value)
         self._keys = 0
@@ -45,19 +43,18 @@ class Store:
             self._kv.set_gradient_compression({"type": "2bit", "threshold": wanted.compression_threshold})
 
     @classmethod
-    def of_world(cls, wanted: Parallelism) -> Store:
-        """Return the one connection of this process."""
-        if Store._only is None:
-            Store._only = Store(wanted)
-        return Store._only
+    def of(cls, group: Group, wanted: Parallelism) -> Store:
+        """Return the one connection of this rank in its world."""
+        store: Store = group.once("servers", lambda: cls(wanted))
+        return store
 
     @classmethod
-    def leave(cls) -> None:
-        """Leave the servers, together with all other workers, which ends them."""
-        if Store._only is not None:
+    def leave(cls, group: Group) -> None:
+        """Leave the servers, together with all other workers, which ends them; if this world has any."""
+        store = group.forget("servers")
+        if store is not None:
             mx.nd.waitall()
-            Store._only._kv = None  # MXNet leaves when nobody holds it any more
-            Store._only = None
+            store._kv = None  # MXNet leaves when nobody holds it any more
 
     def keep(self, arrays: Sequence[mx.nd.NDArray]) -> list[int]:
         """Keep arrays on the servers, with the values of one of the workers; return their keys. All workers wait."""
@@ -92,7 +89,7 @@ class Served(Whole):
         self, graph: network.LossSum, updater: Update, group: Group, device: mx.Context, wanted: Parallelism
     ) -> None:
         super().__init__(graph, updater, group, device, wanted.accumulate)
-        self._store = Store.of_world(wanted)
+        self._store = Store.of(group, wanted)
         self._keys: list[int] = []
 
     def reduce(self) -> None:
@@ -145,7 +142,7 @@ class Free(Whole):
     ) -> None:
         super().__init__(graph, updater, group, device, wanted.accumulate)
         self._remote = updater
-        self._store = Store.of_world(wanted)
+        self._store = Store.of(group, wanted)
         self._keys: list[int] = []
         self._seen = counter(group.size)
         self._late = mx.nd.zeros((2,), dtype="float64")  # all updates of others in between, and the most at once
