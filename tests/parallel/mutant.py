@@ -189,6 +189,28 @@ def norm_of_one_stage() -> None:
     pipeline.RankStages._squares_of_all = lambda self, squares: squares
 
 
+def stage_not_summed() -> None:
+    """Never sum the gradients of the second stage over its replicas."""
+    reduce_ = pipeline.RankStages.reduce
+
+    def reduce_others(self: pipeline.RankStages) -> None:
+        if self._sets.stage != 1:
+            reduce_(self)
+
+    pipeline.RankStages.reduce = reduce_others
+
+
+def share_of_the_first_replica() -> None:
+    """Let every replica read the first one's rows."""
+    pipeline.RankStages.data_rank = property(lambda self: 0)
+
+
+def gathered_from_another_stage() -> None:
+    """Take each of two stages from the rank that holds the other one, where it is old."""
+    take = pipeline.RankStages._take
+    pipeline.RankStages._take = lambda self, arrays, owner: take(self, arrays, owner ^ 1)
+
+
 def recorded() -> None:
     """Break nothing; write down when this rank's stage was at work, one line a step."""
     run = runner.Runner.run
@@ -233,6 +255,9 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         nan_in_the_last_stage,
         stale_activation,
         norm_of_one_stage,
+        stage_not_summed,
+        share_of_the_first_replica,
+        gathered_from_another_stage,
         recorded,
         in_turn,
         unchecked,
