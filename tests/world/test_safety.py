@@ -143,6 +143,21 @@ def test_ranks_have_the_processors_first(jobs: Jobs) -> None:
     assert own_nice == os.getpriority(os.PRIO_PROCESS, 0)
 
 
+def test_waits_for_nobody_once_the_ranks_have_ended(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    barriers = jobs.folder / "barriers"
+    barriers.mkdir()
+    monkeypatch.setenv("MXDIST_BARRIERS", str(barriers))
+    hold = barriers / "job.supervisor-before-result.hold"
+    hold.touch()
+    attempt = jobs.submit(jobs.job("pass")).attempt
+    wait_until((barriers / "job.supervisor-before-result.reached").exists, "the barrier")
+    nice = _session_nice(jobs.supervisor(attempt))
+    hold.unlink()
+
+    assert jobs.result(attempt).state is JobState.SUCCEEDED
+    assert nice in (0, None), "somebody waits for the result"
+
+
 def _session_nice(pid: int) -> int | None:
     """Return the nice value of a process's whole session, where the kernel has one."""
     path = Path(f"/proc/{pid}/autogroup")

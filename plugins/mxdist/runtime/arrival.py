@@ -24,8 +24,17 @@ def yield_to_ranks() -> None:
     Where the kernel groups processes by session (its default outside of containers), a thread's nice value counts only
     within its session, and the session has a value of its own. The ranks get sessions of their own.
     """
+    _set_session_priority(LOW_PRIORITY)
+
+
+def stop_yielding() -> None:
+    """Take an equal share of the processors again: the ranks have ended, and somebody waits for the result."""
+    _set_session_priority(0)
+
+
+def _set_session_priority(nice: int) -> None:
     with contextlib.suppress(OSError):
-        Path("/proc/self/autogroup").write_text(str(LOW_PRIORITY))
+        Path("/proc/self/autogroup").write_text(str(nice))
 
 
 def take_secrets(path: Path) -> dict[str, str]:

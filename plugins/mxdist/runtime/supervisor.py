@@ -26,7 +26,7 @@ from mxdist import processes
 from mxdist.errors import Fenced, LaunchError, MxdistError
 from mxdist.launch.plan import Plan, build_plan
 from mxdist.runtime import exit_codes
-from mxdist.runtime.arrival import claim_place, open_place, take_secrets, yield_to_ranks
+from mxdist.runtime.arrival import claim_place, open_place, stop_yielding, take_secrets, yield_to_ranks
 from mxdist.runtime.blame import Failure, first_failure, judge
 from mxdist.runtime.finish import Finisher, Outcome, Tracker
 from mxdist.runtime.reporter import Reporter
@@ -138,8 +138,10 @@ class Supervisor:
         self._status.show(world, JobState.STARTING)
         try:
             world.start()
+            yield_to_ranks()
             ended = self._watch(world)
         finally:
+            stop_yielding()
             world.end(grace_s=min(self._limits.grace_s, _AFTER_FAILURE_S))
             self._reporter.world_ended()
         self._status.show(world, JobState.STOPPING)
@@ -320,7 +322,6 @@ def _plan_params(plan: Plan) -> dict[str, Any]:
 
 def _supervise(place: Place, attempt: Attempt, incarnation: int, wake: Wake) -> None:
     log.info("supervisor %d of attempt %d of %s", incarnation, attempt.number, attempt.claim.job_key)
-    yield_to_ranks()
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     processes.terminate(place.token, grace_s=0, exclude=(os.getpid(), os.getppid()))
     if attempt.result() is not None:
