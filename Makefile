@@ -7,7 +7,7 @@ PYTEST_OPTIONS ?=
 ROW ?= loop loop_pinned overhead pipeline kvstore scaling peer memory_resnet152 memory_bert_base
 
 .DEFAULT_GOAL := help
-.PHONY: demo stop clean environments check test test-faults test-system test-docker bench lock help
+.PHONY: demo stop clean environments check test test-layouts test-faults test-system test-docker bench lock help
 
 demo: ## Build what is missing, start the services, retrain and promote a model (MXDIST_DEMO_CONF: DAG parameters)
 	@"$(PYTHON)" scripts/demo.py
@@ -28,7 +28,10 @@ check: environments ## Lint, types and the walls between the rooms
 
 test: environments ## Unit tests, real ranks, whole jobs
 	$(CONTROL)/python -m pytest tests/unit --ignore=tests/unit/runtime -n 2 --dist loadfile $(PYTEST_OPTIONS)
-	$(NODE)/python -m pytest tests/unit/runtime tests/parallel tests/world -n 2 --dist loadfile $(PYTEST_OPTIONS)
+	$(NODE)/python -m pytest tests/unit/runtime tests/parallel tests/world -m "not layouts" -n 2 --dist loadfile $(PYTEST_OPTIONS)
+
+test-layouts: environments ## The whole matrix: each layout against one process, examples, killed servers
+	$(NODE)/python -m pytest tests/parallel tests/world -m layouts -n 2 --dist loadfile $(PYTEST_OPTIONS)
 
 test-faults: environments ## Kill things under a real Airflow
 	$(CONTROL)/python -m pytest tests/faults $(PYTEST_OPTIONS)

@@ -18,6 +18,8 @@ from parallel.worlds import jobs
 
 from mxdist.errors import SpecError
 
+pytestmark = pytest.mark.layouts
+
 MLP = {"name": "mlp", "params": {"hidden": 16}}
 STAGES = {"across": "processes", "stages": 2, "micro_batches": 2}
 REPLICAS = {"strategy": "hybrid", "inside": "pipeline", **STAGES}

@@ -13,6 +13,8 @@ import pytest
 from parallel.test_law import BOUND, Law, make_law
 from parallel.worlds import images
 
+pytestmark = pytest.mark.layouts
+
 RESNET = """
 from mxnet.gluon.model_zoo.vision import BasicBlockV1, ResNetV1
 

@@ -31,6 +31,8 @@ from mxdist.runtime.parallel.servers import RemoteUpdate
 from mxdist.spec import Optimizer
 from mxdist.store import Attempt
 
+pytestmark = pytest.mark.layouts
+
 GRADIENT_BOUND = 1e-6
 """Over the norm: float32 rounds by 6e-8, and only the order in which rows are added is another one."""
 

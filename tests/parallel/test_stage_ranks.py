@@ -15,6 +15,8 @@ from parallel.worlds import images, jobs
 from mxdist.runtime.checkpoint import Checkpoints
 from mxdist.store.sequence import numbered
 
+pytestmark = pytest.mark.layouts
+
 TWO = {"strategy": "pipeline", "across": "processes", "stages": 2, "micro_batches": 3}
 THREE = {**TWO, "stages": None, "cuts": ["features.2", "features.4"], "micro_batches": 4, "schedule": "gpipe"}
 REPLICAS = {**TWO, "strategy": "hybrid", "inside": "pipeline", "micro_batches": 2}

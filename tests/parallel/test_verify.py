@@ -19,6 +19,8 @@ from mxdist.runtime.parallel import devices
 from mxdist.runtime.parallel.pipeline import DeviceStages
 from mxdist.spec import TrainingJob
 
+pytestmark = pytest.mark.layouts
+
 TWO = {"strategy": "devices", "devices": 2}
 PIPELINE = {"strategy": "pipeline", "stages": 2, "micro_batches": 3}
 STAGES = {**PIPELINE, "across": "processes", "stages": 3, "world_size": 3}

@@ -15,6 +15,8 @@ from mxdist.store import Attempt, Result
 from support.job_examples import FOLDER, commands
 from support.terminal import Terminal
 
+pytestmark = pytest.mark.layouts
+
 ALL_DIGITS = ["hybrid", "model_parallel", "multi_node", "parameter_server", "pipeline", "pipeline_devices"]
 ALL_DIGITS += ["simple_nn", "two_devices"]
 OF_TEN, OF_FIVE = 0.1, 0.2

@@ -11,6 +11,8 @@ from world.test_training import dataset, job_on  # noqa: F401  # a fixture
 
 from mxdist.spec import JobState
 
+pytestmark = pytest.mark.layouts
+
 STAGES = {"strategy": "pipeline", "stages": 2, "micro_batches": 4, "across": "processes", "world_size": 2}
 
 

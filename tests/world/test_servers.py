@@ -18,6 +18,8 @@ from mxdist import processes
 from mxdist.spec import JobState, TrainingJob
 from mxdist.store import Attempt
 
+pytestmark = pytest.mark.layouts
+
 SERVERS = {"strategy": "parameter_server", "world_size": 2, "servers": 2}
 UNCHANGED = """
     import mxnet as mx
