@@ -64,7 +64,7 @@ def rank(folder: Path, steps: int) -> None:
     loop.Trainer(job, worker, group).run()
     if number == 0:
         print(json.dumps({"steps": steps, "seconds": worker.seconds}), flush=True)
-    Store.leave()
+    Store.leave(group)
     group.close()
     os._exit(0)
 
