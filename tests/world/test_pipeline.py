@@ -6,6 +6,7 @@ import os
 import signal
 from typing import Any
 
+import pytest
 from world.conftest import Jobs, log_of, wait_until
 from world.test_training import dataset, job_on  # noqa: F401  # a fixture
 
