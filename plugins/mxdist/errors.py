@@ -47,7 +47,11 @@ class MxdistError(Exception):
             self.retryable = retryable
 
     def __str__(self) -> str:
-        return f"{self.message} {self.hint}".strip() if self.hint else self.message
+        if not self.hint or not self.message:
+            return self.hint or self.message
+        # What somebody else said, such as the system, ends without a full stop.
+        stop = "" if self.hint.startswith("\n") or self.message.rstrip().endswith((".", "!", "?", ":", ";")) else "."
+        return f"{self.message.rstrip()}{stop} {self.hint}"
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from mxdist.errors import MxdistError, NotFound
 from mxdist.launch import JobClient, collect
 from mxdist.reconcile import finish_all
 from mxdist.spec import Job, job_schema
-from mxdist.store import Attempt
+from mxdist.store import Attempt, JobRun
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -145,8 +145,17 @@ def _client(options: argparse.Namespace) -> tuple[Job, JobClient]:
 
 def _submit(options: argparse.Namespace, job: Job, client: JobClient) -> tuple[Attempt, str]:
     key = setting.job_key(options, job)
+    if JobRun(client.runs, key).latest() is None:  # one that began once is found, whatever became of its dataset
+        _check_dataset(job)
     submission = client.submit(job, key, source=setting.source(), secrets=setting.secrets())
     return submission.attempt, submission.how
+
+
+def _check_dataset(job: Job) -> None:
+    from mxdist.data.manifest import load_manifest
+
+    if job.dataset is not None:
+        load_manifest(job.dataset.manifest_uri, job.dataset.version, storage=job.storage)
 
 
 def _interrupted(options: argparse.Namespace, job: Job, client: JobClient) -> Attempt:

@@ -43,7 +43,7 @@ def _load(path: Path, empty: str) -> dict[str, Any]:
     from mxdist.cli.strict_yaml import load
 
     try:
-        document = load(_read(path))  # JSON is YAML
+        document = load(_read(path), str(path))  # JSON is YAML
     except RecursionError:
         raise SpecError(str(path), [Problem("", "is nested too deeply")]) from None
     except OSError as error:

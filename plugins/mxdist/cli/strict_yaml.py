@@ -21,9 +21,15 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def load(text: str) -> Any:
+def load(text: str, name: str) -> Any:
     """Return the value of a YAML document.
 
+    :param name: what errors call it.
     :raises yaml.YAMLError: it is none, or a key stands twice.
     """
-    return yaml.load(text, Loader=_Loader)  # noqa: S506 - a SafeLoader
+    loader = _Loader(text)
+    loader.name = name
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()

@@ -177,7 +177,13 @@ class S3Store(Store):
         code = _code(error) if isinstance(error, ClientError) else type(error).__name__
         where = f"{self.uri}/{key}".rstrip("/")
         endpoint = self._client.meta.endpoint_url
-        if code in {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "403", "NoCredentialsError"}:
+        if code in {"NoCredentialsError", "PartialCredentialsError"}:
+            return StoreError(
+                f"cannot {verb} {where}: there are no credentials for {endpoint}.",
+                hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or login and password of the connection.",
+                retryable=False,
+            )
+        if code in {"InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessDenied", "403"}:
             return StoreError(
                 f"cannot {verb} {where}: {endpoint} refused the credentials ({code}).",
                 hint="Check the access key and the secret key of the connection.",

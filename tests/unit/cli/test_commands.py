@@ -272,3 +272,13 @@ def test_control_c_while_modules_are_loaded(shell: Shell, tmp_path: Path, module
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )  # fmt: skip
         assert (done.returncode, done.stdout, done.stderr) == (130, "", "mxdist: interrupted\n")
+
+
+@pytest.mark.parametrize("command", ["submit", "run"])
+def test_dataset_that_is_not_there_is_told_before_anything_is_claimed(shell: Shell, command: str) -> None:
+    version = "0" * 64
+    shell.write("", dataset={"manifest_uri": f"{shell.folder}/data/set/manifests/{version}.json", "version": version})
+    code, out, err = shell.run(command, "job.yaml")
+    assert (code, out) == (5, "")
+    assert f"there is no dataset at {shell.folder}/data/set/manifests/{version}.json" in err
+    assert shell.attempts() == []

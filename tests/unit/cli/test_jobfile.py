@@ -97,6 +97,13 @@ def test_a_file_that_says_two_things_or_too_many_is_refused(tmp_path: Path, text
         read_job(tmp_path / "job.yaml")
 
 
+@pytest.mark.parametrize("text", ["name: x\nname: y\n", "name: [\n"], ids=["twice", "open"])
+def test_a_mistake_in_a_file_is_found_by_file_and_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(SpecError, match=f'in "{tmp_path}/job.yaml", line 2'):
+        read_job(tmp_path / "job.yaml")
+
+
 BOMB = "name: &a [x, x]\n" + "\n".join(f"k{n}: &{chr(98 + n)} [*{chr(97 + n)}, *{chr(97 + n)}]" for n in range(24))
 
 

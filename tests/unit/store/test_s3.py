@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,16 @@ def test_a_wrong_secret_is_said_and_not_retried(seaweed: Any) -> None:
             call()
         assert not caught.value.retryable
         assert "not the secret" not in str(caught.value)
+
+
+def test_missing_credentials_are_not_refused_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    store = open_store("s3://bucket/x", endpoint_url="http://127.0.0.1:9")
+    with pytest.raises(StoreError, match="there are no credentials for http://127.0.0.1:9. Set AWS_ACCESS_KEY_ID"):
+        store.read("k")
 
 
 def test_a_missing_bucket_is_named(seaweed: Any) -> None:
