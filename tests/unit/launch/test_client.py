@@ -99,6 +99,19 @@ def test_key_that_could_leave_its_prefix_is_refused(client: JobClient, tmp_path:
         client.submit(job_in(tmp_path), key)
 
 
+def test_cancel_of_a_preempted_job_gives_it_up_and_a_later_one_still_resumes(
+    client: JobClient, platform: Paper, tmp_path: Path
+) -> None:
+    first = client.submit(job_in(tmp_path), "job").attempt
+    end(first, platform, JobState.PREEMPTED)
+    assert first.given_up() is None
+    assert client.cancel(first, by="cli", reason="enough").state is JobState.PREEMPTED
+    given_up = first.given_up()
+    assert given_up is not None
+    assert (given_up.by, given_up.reason) == ("cli", "enough")
+    assert client.submit(job_in(tmp_path), "job").attempt.claim.origin == 1
+
+
 @pytest.mark.parametrize(
     ("state", "origin"),
     [(JobState.FAILED, 1), (JobState.DEADLINE, 1), (JobState.PREEMPTED, 1), (JobState.CANCELLED, 2)],
