@@ -120,7 +120,7 @@ def test_odd_names_and_long_values_stop_nothing(
 ) -> None:
     hosts = ",".join(f"node{number:04}" for number in range(800))
     job = make_job(
-        proxy.url, model={"name": "lenet", "params": {"hosts": hosts}}, tracking={"tags": {"note": "n" * 9000}}
+        proxy.url, model={"recipe": "mine", "params": {"hosts": hosts}}, tracking={"tags": {"note": "n" * 9000}}
     )
     forwarder = Forwarder(claim(job), job, journal)
     forwarder.start()
