@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
 
@@ -119,13 +119,10 @@ class JobTrigger(BaseTrigger):
         it, or ``mxdist reconcile`` does.
         """
         give_up = time.monotonic() + _KILL_S
-        state = await self._task_state()
-        if state in _STILL_WANTED:
-            self.log.info("The task is %s and looks after job %s itself: it goes on.", state, self.job_key)
+        wished = await _undisturbed(asyncio.wait_for(self._wish(), _KILL_S))
+        if wished is None:
             return
-        client = await self._reach(await self._hook())
-        intend = self._retry(lambda: self._intend(client, state == "success"))
-        attempt = await asyncio.wait_for(intend, give_up - time.monotonic())
+        client, attempt = wished
         left_s = give_up - time.monotonic()
         cancel = partial(client.cancel, attempt, by="user", reason=_ENDED, wait_s=left_s / 2)
         try:
@@ -134,6 +131,15 @@ class JobTrigger(BaseTrigger):
             self.log.warning("Job %s, attempt %d, has not ended yet; it was told to.", self.job_key, self.attempt)
         else:
             self.log.info("Job %s, attempt %d: %s", self.job_key, self.attempt, result.state.value)
+
+    async def _wish(self) -> tuple[JobClient, Attempt] | None:
+        """Write the cancel intent; None if the task still wants its job."""
+        state = await self._task_state()
+        if state in _STILL_WANTED:
+            self.log.info("The task is %s and looks after job %s itself: it goes on.", state, self.job_key)
+            return None
+        client = await self._reach(await self._hook())
+        return client, await self._retry(lambda: self._intend(client, state == "success"))
 
     async def _follow(self) -> dict[str, Any]:
         client = await self._reach(await self._hook())
@@ -213,7 +219,7 @@ class JobTrigger(BaseTrigger):
             try:
                 return await asyncio.wait_for(asyncio.to_thread(self._ask), _STATE_TIMEOUT_S)
             except Exception as error:  # whatever it is, the user asked for the job's end
-                self.log.warning("Cannot ask for the task's state: %s", error or type(error).__name__)
+                self.log.warning("Cannot ask for the task's state: %s", str(error) or type(error).__name__)
             if left:
                 await asyncio.sleep(_STATE_PAUSE_S)
         return None
@@ -225,6 +231,20 @@ class JobTrigger(BaseTrigger):
         from mxdist.triggers.asking import task_state
 
         return task_state(task.dag_id, task.run_id, task.task_id, task.map_index)
+
+
+async def _undisturbed(work: Coroutine[Any, Any, T]) -> T:
+    """Return what ``work`` returns, however often this task is cancelled meanwhile.
+
+    Airflow's triggerer cancels a trigger anew at every round, each second or so, until its ``on_kill`` has returned.
+    """
+    task = asyncio.ensure_future(work)
+    while True:
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if task.done():
+                raise
 
 
 def _overdue(watch: Watch) -> bool:

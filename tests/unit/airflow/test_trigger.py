@@ -306,6 +306,28 @@ async def test_kill_gives_up_asking_in_time(attempt: Attempt, runs_uri: str, mon
     assert attempt.cancel_intent() is not None
 
 
+async def test_kill_writes_the_intent_however_often_it_is_cancelled(
+    attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The triggerer cancels a trigger anew at every round until on_kill has returned."""
+    asked, answer = threading.Event(), threading.Event()
+
+    def states(**_: Any) -> dict[str, Any]:
+        asked.set()
+        answer.wait(60)
+        return {"run": {"task": "failed"}}
+
+    monkeypatch.setattr(RuntimeTaskInstance, "get_task_states", staticmethod(states))
+    killing = asyncio.ensure_future(waiting_for_a_task(attempt, runs_uri).on_kill())
+    await asyncio.to_thread(asked.wait, 60)
+    for _ in range(3):
+        killing.cancel()
+        await asyncio.sleep(0)
+    answer.set()
+    await asyncio.wait([killing], timeout=60)
+    assert attempt.cancel_intent() is not None
+
+
 async def test_kill_writes_the_intent_before_it_waits(
     attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
