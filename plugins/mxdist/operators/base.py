@@ -132,7 +132,11 @@ class JobOperator(BaseOperator):
         with as_airflow():
             hook = ClusterHook(self.mxdist_conn_id)
             client = hook.job_client()
-            attempt = client.attempt(job_key_of(context), int(event["attempt"]))
+            attempt = client.attempt(job_key_of(context))
+            if attempt.number != int(event["attempt"]):
+                # From the trigger of an earlier try, whose number Airflow's database gave away again: not our news.
+                self.log.info("Attempt %s is over and replaced; waiting for %d.", event["attempt"], attempt.number)
+                self._wait(context, attempt, hook.settings.runs_uri)
             status = event["status"]
             if status == "failed":
                 raise LaunchError(f"Job {attempt.claim.job_key} cannot be watched: {event['message']}")

@@ -18,7 +18,7 @@ from mxdist.launch.client import JobClient
 from mxdist.operators.base import JOB_XCOM, job_name
 from mxdist.operators.train import DistributedTrainOperator, FineTuneOperator
 from mxdist.spec import JobState
-from mxdist.store import Attempt, Cause, State, open_store
+from mxdist.store import Attempt, Cause, Result, State, open_store
 from stack.mlflow import Mlflow
 
 STAGED = {"manifest_uri": "s3://bucket/data/set/manifests/v.json", "version": "0" * 64, "as_of": "2026-03-02"}
@@ -394,6 +394,21 @@ def test_lost_supervisor_is_started_again(
     assert platform.started == [(1, 1), (1, 2)]
     kwargs = caught.value.trigger.serialize()[1]
     assert (kwargs["attempt"], kwargs["chunk"], kwargs["line"]) == (1, 3, 40)
+
+
+def test_news_of_an_earlier_attempt_is_not_this_trys(
+    make: Callable[..., Any], platform: Pretender, latest: Callable[[], Attempt]
+) -> None:
+    context = context_of(make())
+    deferred(make(), context)
+    first = latest()
+    first.request_cancel("user", "cleared")
+    first.finish(Result(state=JobState.CANCELLED, ended_at=2.0))
+    deferred(make(), context)
+    assert latest().number == 2
+    with pytest.raises(TaskDeferred) as caught:
+        make().execute_complete(context, {"attempt": 1, "status": "done", "state": "CANCELLED"})
+    assert caught.value.trigger.serialize()[1]["attempt"] == 2
 
 
 def test_lost_too_often_fails_and_may_be_retried(
