@@ -1,8 +1,9 @@
 """What a user asks for, as frozen values that know how to check themselves."""
 
 from mxdist.spec.base import Spec, digest_of
-from mxdist.spec.cluster import Checkpoints, Cluster, ClusterKind, Limits, Storage, Tracking
+from mxdist.spec.cluster import Checkpoints, Cluster, ClusterKind, Code, Limits, Storage, Tracking
 from mxdist.spec.dataset import Dataset, Split
+from mxdist.spec.hosts import Host, parse_inventory
 from mxdist.spec.job import BaseJob, DType, EvaluationJob, Job, TrainingJob, job_schema, parse_job
 from mxdist.spec.model import Head, Init, Model, Script
 from mxdist.spec.networks import NETWORKS
@@ -20,11 +21,11 @@ from mxdist.spec.parallelism import (
     PipelineSchedule,
     Strategy,
 )
+from mxdist.spec.platforms import Kubernetes, Slurm, Ssh
 from mxdist.spec.scaling import Scaling, ScalingPolicy
 from mxdist.spec.state import JobState
 
 __all__ = [
-    "NETWORKS",
     "Across",
     "Balance",
     "BaseJob",
@@ -32,6 +33,7 @@ __all__ = [
     "Checkpoints",
     "Cluster",
     "ClusterKind",
+    "Code",
     "Compression",
     "Controller",
     "DType",
@@ -39,14 +41,17 @@ __all__ = [
     "Decay",
     "EvaluationJob",
     "Head",
+    "Host",
     "Init",
     "Inside",
     "Job",
     "JobState",
     "KVStore",
+    "Kubernetes",
     "Limits",
     "Lossy",
     "Model",
+    "NETWORKS",
     "Optimizer",
     "OptimizerName",
     "Parallelism",
@@ -55,13 +60,16 @@ __all__ = [
     "ScalingPolicy",
     "Schedule",
     "Script",
+    "Slurm",
     "Spec",
     "Split",
+    "Ssh",
     "Storage",
     "Strategy",
     "Tracking",
     "TrainingJob",
     "digest_of",
     "job_schema",
+    "parse_inventory",
     "parse_job",
 ]

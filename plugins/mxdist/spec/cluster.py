@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import StrEnum
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from mxdist.spec.base import Spec
+from mxdist.spec.hosts import MOST_HOSTS, Host, parse_inventory
+from mxdist.spec.platforms import Kubernetes, Slurm, Ssh
 
 
 class ClusterKind(StrEnum):
@@ -18,22 +21,98 @@ class ClusterKind(StrEnum):
     KUBERNETES = "kubernetes"
 
 
+class Code(StrEnum):
+    """How mxdist and the user's code reach the hosts."""
+
+    BUNDLE = "bundle"
+    SHARED = "shared"
+    IMAGE = "image"
+
+
+_GOES_WITH: dict[str, tuple[ClusterKind, ...]] = {
+    "nodes": (ClusterKind.SLURM, ClusterKind.KUBERNETES),
+    "hosts": (ClusterKind.SSH,),
+    "interface": (ClusterKind.SSH, ClusterKind.SLURM, ClusterKind.KUBERNETES),
+    "ssh": (ClusterKind.SSH,),
+    "slurm": (ClusterKind.SLURM,),
+    "kubernetes": (ClusterKind.KUBERNETES,),
+    "code": (ClusterKind.SSH, ClusterKind.SLURM, ClusterKind.KUBERNETES),
+}
+"""Fields that mean something on some platforms only."""
+
+
 class Cluster(Spec):
     """Where the ranks run. ``local``: on the host that submits."""
 
     kind: ClusterKind = Field(ClusterKind.LOCAL, description="The platform.")
-    slots: int | None = Field(None, ge=1, description="Ranks per host at most; default: no bound.")
+    slots: int | None = Field(
+        None, ge=1, description="Ranks per host at most; default: no bound on one host, else an equal share."
+    )
+    nodes: int | None = Field(
+        None, ge=1, le=MOST_HOSTS, description="slurm, kubernetes: hosts; default: as slots need."
+    )
+    hosts: tuple[str, ...] = Field((), description="ssh: hosts, one a line: node1:2, node[2-4] slots=2, user@host.")
+    interface: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.:/-]{1,64}$",
+        description="Network of the ranks: a device or a subnet; default: found.",
+    )
+    code: Code = Field(
+        Code.BUNDLE, description="How code gets to the hosts: bundle (by digest, run store), shared, image."
+    )
     python: str | None = Field(None, description="Python of the node environment; default: $MXDIST_NODE_PYTHON.")
     workdir: str | None = Field(None, description="Scratch folder for jobs; default: $MXDIST_WORKDIR or a private one.")
     threads_per_rank: int | None = Field(None, ge=1, description="OMP threads a rank; default: cores / ranks.")
     pin_cores: bool = Field(True, description="Bind each rank to cores of its own when there are enough.")
+    price_per_slot_hour: float | None = Field(
+        None, ge=0, description="For the plan's estimate of the cost, in any currency."
+    )
+    ssh: Ssh = Ssh()
+    slurm: Slurm = Slurm()
+    kubernetes: Kubernetes = Kubernetes()
 
-    @field_validator("kind")
+    @property
+    def inventory(self) -> tuple[Host, ...]:
+        """The hosts of an ssh cluster, each with its slots as far as they are known."""
+        return tuple(replace(host, slots=host.slots or self.slots) for host in parse_inventory(self.hosts))
+
+    @property
+    def capacity(self) -> int | None:
+        """Ranks that the platform takes; None where nothing bounds them."""
+        if self.kind is ClusterKind.SSH:
+            slots = [host.slots for host in self.inventory]
+            return None if None in slots else sum(slot or 0 for slot in slots)
+        if self.kind is ClusterKind.LOCAL:
+            return self.slots
+        return self.nodes * self.slots if self.nodes and self.slots else None
+
+    @field_validator("hosts", mode="before")
     @classmethod
-    def _available(cls, kind: ClusterKind) -> ClusterKind:
-        if kind is not ClusterKind.LOCAL:
-            raise ValueError(f"{kind.value!r} is not yet available; use local")
-        return kind
+    def _as_lines(cls, hosts: object) -> object:
+        return hosts.splitlines() if isinstance(hosts, str) else hosts
+
+    @field_validator("hosts")
+    @classmethod
+    def _readable(cls, hosts: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        found = parse_inventory(hosts)
+        if not found and info.data.get("kind") is ClusterKind.SSH:
+            raise ValueError("is required for kind ssh: at least one host")
+        return hosts
+
+    @field_validator("kubernetes")
+    @classmethod
+    def _with_image(cls, kubernetes: Kubernetes, info: ValidationInfo) -> Kubernetes:
+        if info.data.get("kind") is ClusterKind.KUBERNETES and not kubernetes.image:
+            raise ValueError("image is required for kind kubernetes")
+        return kubernetes
+
+    @field_validator(*_GOES_WITH)
+    @classmethod
+    def _means_something(cls, value: object, info: ValidationInfo) -> object:
+        field, kind = str(info.field_name), info.data.get("kind")
+        if kind is None or value == cls.model_fields[field].default or kind in _GOES_WITH[field]:
+            return value
+        raise ValueError(f"goes with kind {', '.join(_GOES_WITH[field])}, not {kind.value}")
 
 
 class Limits(Spec):

@@ -54,9 +54,9 @@ class BaseJob(Spec):
     @field_validator("parallelism")
     @classmethod
     def _fits_slots(cls, parallelism: Parallelism, info: ValidationInfo) -> Parallelism:
-        slots = info.data["cluster"].slots if "cluster" in info.data else None
-        if slots is not None and parallelism.world_size > slots:
-            raise ValueError(f"world_size {parallelism.world_size} is more than cluster.slots {slots}")
+        capacity = info.data["cluster"].capacity if "cluster" in info.data else None
+        if capacity is not None and parallelism.world_size > capacity:
+            raise ValueError(f"world_size {parallelism.world_size} is more than the cluster's {capacity} slots")
         return parallelism
 
 

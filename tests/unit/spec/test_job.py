@@ -61,7 +61,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
         pytest.param(
             job(parallelism={"world_size": 0}), "parallelism.world_size", "greater than or equal to 1", id="zero-ranks"
         ),
-        pytest.param(job(cluster={"kind": "slurm"}), "cluster.kind", "not yet", id="cluster-not-yet"),
+        pytest.param(job(cluster={"kind": "slurm", "hosts": ["a"]}), "cluster.hosts", "kind ssh", id="hosts-of-slurm"),
         pytest.param(job(batch_size=3, parallelism={"world_size": 2}), "batch_size", "use 2 or 4", id="indivisible"),
         pytest.param(job(batch_size=1, parallelism={"world_size": 2}), "batch_size", "use 2", id="fewer-than-ranks"),
         pytest.param(
