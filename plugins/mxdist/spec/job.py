@@ -56,7 +56,7 @@ class BaseJob(Spec):
     def _fits_slots(cls, parallelism: Parallelism, info: ValidationInfo) -> Parallelism:
         capacity = info.data["cluster"].capacity if "cluster" in info.data else None
         if capacity is not None and parallelism.world_size > capacity:
-            raise ValueError(f"world_size {parallelism.world_size} is more than the cluster's {capacity} slots")
+            raise ValueError(f"world_size {parallelism.world_size} is more than the {capacity} slots of the cluster")
         return parallelism
 
 

@@ -65,7 +65,7 @@ def test_every_wrong_field_is_named_at_once() -> None:
         pytest.param(job(batch_size=3, parallelism={"world_size": 2}), "batch_size", "use 2 or 4", id="indivisible"),
         pytest.param(job(batch_size=1, parallelism={"world_size": 2}), "batch_size", "use 2", id="fewer-than-ranks"),
         pytest.param(
-            job(cluster={"slots": 1}, parallelism={"world_size": 2}), "parallelism", "cluster.slots 1", id="slots"
+            job(cluster={"slots": 1}, parallelism={"world_size": 2}), "parallelism", "the 1 slots", id="slots"
         ),
         pytest.param({"name": "a", "model": {"name": "lenet"}}, "dataset", "required", id="no-dataset"),
         pytest.param({"name": "a"}, "script", "either model or script", id="no-work"),
