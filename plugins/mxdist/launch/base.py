@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 
 from mxdist.launch.bundle import Bundle
@@ -20,6 +21,18 @@ class Life(StrEnum):
     DEAD = "dead"
 
 
+@dataclass(frozen=True)
+class Sent:
+    """Something that a launcher hands to its platform: a command, a script, a manifest. Never a secret.
+
+    :param title: what it is, and to whom it goes: ``sbatch script``, ``command on node1``.
+    :param text: it, as it is sent; what exists at run time only stands as ``<name>``.
+    """
+
+    title: str
+    text: str
+
+
 class Launcher(ABC):
     """Starts supervisors and knows whether they live. It holds no state: that is in the run store and the platform."""
 
@@ -29,6 +42,13 @@ class Launcher(ABC):
 
         :raises LaunchError: the platform's settings are incomplete.
         """
+
+    def sends(self, job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str) -> tuple[Sent, ...]:
+        """Return what ``start`` would hand to the platform beside what ``plan`` says already; it asks nobody.
+
+        :raises LaunchError: the platform's settings are incomplete.
+        """
+        return ()
 
     @abstractmethod
     def start(self, attempt: Attempt, bundle: Bundle, *, incarnation: int, secrets: Mapping[str, str]) -> bool:

@@ -37,6 +37,7 @@ _GOES_WITH: dict[str, tuple[ClusterKind, ...]] = {
     "slurm": (ClusterKind.SLURM,),
     "kubernetes": (ClusterKind.KUBERNETES,),
     "code": (ClusterKind.SSH, ClusterKind.SLURM, ClusterKind.KUBERNETES),
+    "connection": (ClusterKind.SSH, ClusterKind.SLURM, ClusterKind.KUBERNETES),
 }
 """Fields that mean something on some platforms only."""
 
@@ -66,6 +67,11 @@ class Cluster(Spec):
     pin_cores: bool = Field(True, description="Bind each rank to cores of its own when there are enough.")
     price_per_slot_hour: float | None = Field(
         None, ge=0, description="For the plan's estimate of the cost, in any currency."
+    )
+    connection: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.-]{1,200}$",
+        description="Airflow's connection to the platform; default: the one that the mxdist connection names.",
     )
     ssh: Ssh = Ssh()
     slurm: Slurm = Slurm()
