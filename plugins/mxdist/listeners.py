@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.listeners import hookimpl
 
+from mxdist.barriers import reach
+
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _JOB_XCOM = "mxdist_job"  # operators/base.py, which is not imported here: this module must load fast
+_MARK = "patch_task_instance"  # names of events in Airflow's audit log
+_MARKS_OF_A_RUN = ("patch_task_group_instances", "patch_dag_run")
+_MARKS_OF_MANY = ("bulk_task_instances", "bulk_dag_runs")
 _WAITING_AT_MOST = 200
 _EXIT_WAIT_S = 20.0
 _TRIES = 3
@@ -42,6 +47,7 @@ class Note:
     """Something that ended.
 
     :param task_id: only this task; None: the whole DAG run.
+    :param mark: as what that task was marked by hand.
     :param at: when, in Unix seconds: a job that was submitted later is another life's.
     """
 
@@ -50,6 +56,7 @@ class Note:
     succeeded: bool
     task_id: str | None = None
     map_index: int = -1
+    mark: str | None = field(default=None, compare=False)
     at: float = field(default_factory=time.time, compare=False)
 
 
@@ -68,21 +75,27 @@ def on_dag_run_failed(dag_run: DagRun, msg: str) -> None:
 @hookimpl
 def on_task_instance_success(previous_state: Any, task_instance: RuntimeTaskInstance) -> None:
     """End the job of a task that was marked as success while it waited for it."""
-    _marked(previous_state, task_instance, succeeded=True)
+    _marked(previous_state, task_instance, "success")
 
 
 @hookimpl
 def on_task_instance_failed(previous_state: Any, task_instance: RuntimeTaskInstance, error: Any) -> None:
     """End the job of a task that was marked as failed while it waited for it."""
-    _marked(previous_state, task_instance, succeeded=False)
+    _marked(previous_state, task_instance, "failed")
 
 
-def _marked(previous_state: Any, task_instance: Any, *, succeeded: bool) -> None:
+@hookimpl
+def on_task_instance_skipped(previous_state: Any, task_instance: RuntimeTaskInstance) -> None:
+    """End the job of a task that was marked as skipped while it waited for it."""
+    _marked(previous_state, task_instance, "skipped")
+
+
+def _marked(previous_state: Any, task_instance: Any, mark: str) -> None:
     # Only the API server, where people mark tasks, calls without a previous state. A task that ends by itself, or whose
     # worker was lost, keeps its job: its next try wants it.
     if previous_state is None:
-        place = (task_instance.dag_id, task_instance.run_id)
-        _remember(Note(*place, succeeded, task_instance.task_id, task_instance.map_index))
+        task = task_instance
+        _remember(Note(task.dag_id, task.run_id, mark == "success", task.task_id, task.map_index, mark))
 
 
 class Background:
@@ -160,30 +173,53 @@ def _places(session: Session, note: Note) -> list[dict[str, Any]]:
     from sqlalchemy import and_, select
 
     same = [getattr(Task, name) == getattr(XCom, name) for name in ("dag_id", "run_id", "task_id", "map_index")]
-    query = select(XCom.value, Task.state, Task.next_method).outerjoin(Task, and_(*same))
+    query = select(XCom.value, Task.state, Task.next_method, _touched_by_hand()).outerjoin(Task, and_(*same))
     query = query.where(XCom.dag_id == note.dag_id, XCom.run_id == note.run_id, XCom.key == _JOB_XCOM)
     if note.task_id is not None:
         query = query.where(XCom.task_id == note.task_id, XCom.map_index == note.map_index)
     return [
-        {**(json.loads(place) if isinstance(place, str) else place), "marked": marked(state, next_method)}
-        for place, state, next_method in session.execute(query)
+        {**(json.loads(place) if isinstance(place, str) else place), "marked": marked(state, next_method, by_hand)}
+        for place, state, next_method, by_hand in session.execute(query)
     ]
 
 
-def marked(state: str | None, next_method: str | None) -> str | None:
-    """Return as what somebody marked a task while it waited for its job, or None.
+def _touched_by_hand() -> Any:
+    """Return the question whether Airflow's audit log, written before the deed, tells of a mark since the task began.
+
+    A request for many runs names them in its body; one for a task may take other tasks along.
+    """
+    from airflow.models.log import Log
+    from airflow.models.taskinstance import TaskInstance as Task
+    from airflow.models.xcom import XComModel as XCom
+    from sqlalchemy import and_, exists, or_
+
+    this_task = or_(Log.task_id == XCom.task_id, Log.extra.regexp_match('"include_[a-z]+": true'))
+    one = or_(and_(Log.event == _MARK, this_task), Log.event.in_(_MARKS_OF_A_RUN))
+    of_this_run = and_(Log.dag_id == XCom.dag_id, Log.run_id == XCom.run_id, one)
+    of_many = and_(Log.event.in_(_MARKS_OF_MANY), Log.extra.contains(XCom.run_id))
+    sets_a_state = Log.extra.contains('state": "')  # a request may also only leave a note
+    return exists().where(Log.dttm >= Task.start_date, sets_a_state, or_(of_this_run, of_many))
+
+
+def marked(state: str | None, next_method: str | None, by_hand: bool) -> str | None:
+    """Return as what somebody marked a task while it waited for its job, or submitted it; None: nobody did.
 
     Airflow forgets where a task goes on when the task ends by itself, is cleared or is given up. So an end that still
-    knows it was not the task's own: the task, or its whole run, was marked by hand.
+    knows it was not the task's own: the task, or its whole run, was marked by hand. While the task submits nothing is
+    known of where it goes on, and only the audit log tells a mark from a worker that was lost.
+
+    :param by_hand: the audit log tells of a mark in this run.
     """
     ended = str(getattr(state, "value", state))
-    return ended if next_method and ended in {"success", "failed"} else None
+    possible = {"success", "failed", "skipped"} if by_hand else {"success", "failed"} if next_method else set()
+    return ended if ended in possible else None
 
 
 def _end_job(place: dict[str, Any], note: Note) -> None:
     from mxdist.hooks.cluster import ClusterHook
     from mxdist.store import JobRun
 
+    reach(place["job_key"], "told-of-run" if note.task_id is None else "told-of-task")
     hook = ClusterHook(place["mxdist_conn_id"])
     attempt = JobRun(hook.open(place["runs_uri"]), place["job_key"]).latest()
     if attempt is None or attempt.claim.submitted_at > note.at:
@@ -192,9 +228,7 @@ def _end_job(place: dict[str, Any], note: Note) -> None:
     preempted = result is not None and result.state.value == "PREEMPTED"
     if (result is not None and not preempted) or (result is None and attempt.cancel_intent() is not None):
         return
-    mark = place.get("marked")
-    if note.task_id is not None:
-        mark = "success" if note.succeeded else "failed"
+    mark = note.mark or place.get("marked")
     reason = f"the task was marked as {mark} in Airflow" if mark else "the DAG run is over in Airflow"
     by, marked_success = "user" if mark else "airflow", mark == "success"
     if preempted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
@@ -31,6 +32,7 @@ JOB_XCOM = "mxdist_job"
 """Where the task's job is: for the listeners, which know only what Airflow's database holds."""
 
 _KILL_WAIT_S = 4.0  # Airflow kills the process 5 s after it asked
+_KILL_POLL_S = 0.2
 
 
 class JobOperator(BaseOperator):
@@ -214,10 +216,16 @@ class JobOperator(BaseOperator):
             client.cancel(attempt, by="user", reason="the task was ended in Airflow", wait_s=_KILL_WAIT_S)
 
     def _cancel_current(self, runs_uri: str, key: str, life: str) -> None:
+        """Cancel what this task submitted; the thread that submits may be about to claim it."""
         client = ClusterHook(self.mxdist_conn_id).job_client(runs_uri)
-        attempt = JobRun(client.runs, key).latest()
-        if attempt is not None and attempt.claim.source.get(LIFE) == life and attempt.result() is None:
-            client.cancel(attempt, by="user", reason="the task was ended in Airflow", wait_s=_KILL_WAIT_S)
+        give_up = time.monotonic() + _KILL_WAIT_S
+        while time.monotonic() < give_up:
+            attempt = JobRun(client.runs, key).latest()
+            if attempt is not None and attempt.claim.source.get(LIFE) == life:
+                if attempt.result() is None:
+                    client.cancel(attempt, by="user", reason="the task was ended in Airflow", wait_s=_KILL_WAIT_S)
+                return
+            time.sleep(_KILL_POLL_S)
 
     def _revive(self, client: JobClient, hook: ClusterHook, attempt: Attempt) -> bool:
         self.log.warning("Job %s gives no sign of life; starting its supervisor again.", attempt.claim.job_key)

@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from sqlalchemy import create_engine, insert
+from sqlalchemy.orm import Session
 from unit.airflow.world import end
 
 from mxdist import listeners
@@ -18,6 +22,7 @@ from mxdist.store import Attempt
 from stack.mlflow import Mlflow
 
 RUN: Any = SimpleNamespace(dag_id="a_dag", run_id="a_run")
+BEGUN, HOUR = datetime(2026, 3, 1, 12, tzinfo=UTC), timedelta(hours=1)
 TASK: Any = SimpleNamespace(dag_id="a_dag", run_id="a_run", task_id="train", map_index=-1)
 
 
@@ -111,56 +116,105 @@ def test_end_of_a_run_whose_task_was_marked_is_the_users_doing(
 
 
 @pytest.mark.parametrize(
-    ("state", "next_method", "mark"),
+    ("state", "next_method", "by_hand", "mark"),
     [
-        ("success", "execute_complete", "success"),
-        ("failed", "execute_complete", "failed"),
-        ("success", None, None),
-        ("failed", None, None),
-        ("skipped", "execute_complete", None),
-        ("deferred", "execute_complete", None),
-        (None, None, None),
+        pytest.param("success", "execute_complete", False, "success", id="marked success while it waits"),
+        pytest.param("failed", "execute_complete", False, "failed", id="marked failed while it waits"),
+        pytest.param("success", None, False, None, id="succeeded"),
+        pytest.param("failed", None, False, None, id="failed itself"),
+        pytest.param("skipped", "execute_complete", False, None, id="timed out"),
+        pytest.param("deferred", "execute_complete", False, None, id="waits"),
+        pytest.param(None, None, False, None, id="cleared"),
+        pytest.param("success", None, True, "success", id="marked success while it submits"),
+        pytest.param("failed", None, True, "failed", id="marked failed while it submits"),
+        pytest.param("skipped", "execute_complete", True, "skipped", id="marked skipped"),
+        pytest.param("deferred", "execute_complete", True, None, id="waits, another was marked"),
+        pytest.param("running", None, True, None, id="submits, another was marked"),
+        pytest.param(None, None, True, None, id="marked, then cleared"),
     ],
-    ids=["marked success", "marked failed", "succeeded", "failed itself", "timed out", "waits", "cleared"],
 )
-def test_who_ended_a_task(state: str | None, next_method: str | None, mark: str | None) -> None:
-    assert listeners.marked(state, next_method) == mark
+def test_who_ended_a_task(state: str | None, next_method: str | None, by_hand: bool, mark: str | None) -> None:
+    assert listeners.marked(state, next_method, by_hand) == mark
 
 
-def test_database_says_where_jobs_are_and_which_tasks_were_marked() -> None:
+@pytest.fixture
+def database() -> Iterator[Session]:
+    """A database with the tables that are asked."""
     from airflow.models import import_all_models
+    from airflow.models.log import Log
     from airflow.models.taskinstance import TaskInstance
     from airflow.models.xcom import XComModel
-    from sqlalchemy import create_engine, insert
-    from sqlalchemy.orm import Session
 
     import_all_models()
     engine = create_engine("sqlite://")
-    tables: Any = [TaskInstance.__table__, XComModel.__table__]
+    tables: Any = [TaskInstance.__table__, XComModel.__table__, Log.__table__]
     TaskInstance.metadata.create_all(engine, tables=tables)
     with Session(engine) as session:
-        for number, (run_id, task_id, key, state, next_method) in enumerate(
-            [
-                ("a_run", "marked", "mxdist_job", "failed", "execute_complete"),
-                ("a_run", "ended", "mxdist_job", "failed", None),
-                ("a_run", "no_job", "return_value", "success", None),
-                ("another_run", "marked", "mxdist_job", "success", "execute_complete"),
-            ]
-        ):
-            place = {"dag_id": "a_dag", "run_id": run_id, "task_id": task_id, "map_index": -1}
-            pool = {"pool": "p", "pool_slots": 1, "queue": "q", "priority_weight": 1, "max_tries": 1}
-            task = {"id": uuid.uuid4(), "state": state, "next_method": next_method, "try_number": 1, **pool}
-            session.execute(insert(TaskInstance).values(**place, **task))
-            value = {"job_key": f"{run_id}-{task_id}"}
-            session.execute(insert(XComModel).values(**place, dag_run_id=number, key=key, value=json.dumps(value)))
-        of_run = listeners._places(session, listeners.Note("a_dag", "a_run", False))
-        of_task = listeners._places(session, listeners.Note("a_dag", "a_run", False, "ended"))
+        yield session
     engine.dispose()
+
+
+def put_task(
+    database: Session, task_id: str, state: str, next_method: str | None, *, run_id: str = "a_run", key: str
+) -> None:
+    from airflow.models.taskinstance import TaskInstance
+    from airflow.models.xcom import XComModel
+
+    place = {"dag_id": "a_dag", "run_id": run_id, "task_id": task_id, "map_index": -1}
+    pool = {"pool": "p", "pool_slots": 1, "queue": "q", "priority_weight": 1, "max_tries": 1}
+    task = {"id": uuid.uuid4(), "state": state, "next_method": next_method, "try_number": 1, "start_date": BEGUN}
+    database.execute(insert(TaskInstance).values(**place, **task, **pool))
+    value = json.dumps({"job_key": f"{run_id}-{task_id}"})
+    database.execute(insert(XComModel).values(**place, dag_run_id=hash(run_id), key=key, value=value))
+
+
+def test_database_says_where_jobs_are_and_which_tasks_were_marked(database: Session) -> None:
+    put_task(database, "marked", "failed", "execute_complete", key="mxdist_job")
+    put_task(database, "ended", "failed", None, key="mxdist_job")
+    put_task(database, "no_job", "success", None, key="return_value")
+    put_task(database, "marked", "success", "execute_complete", run_id="another_run", key="mxdist_job")
+    of_run = listeners._places(database, listeners.Note("a_dag", "a_run", False))
+    of_task = listeners._places(database, listeners.Note("a_dag", "a_run", False, "ended"))
     assert sorted((place["job_key"], place["marked"]) for place in of_run) == [
         ("a_run-ended", None),
         ("a_run-marked", "failed"),
     ]
     assert [place["job_key"] for place in of_task] == ["a_run-ended"]
+
+
+BODY = {"new_state": "failed", "include_upstream": False}
+RUNS = {"actions": [{"action": "update", "entities": [{"dag_run_id": "a_run", "state": "failed"}]}]}
+TASKS = {"actions": [{"action": "update", "entities": [{"dag_run_id": "a_run", "new_state": "failed"}]}]}
+
+
+@pytest.mark.parametrize(
+    ("event", "about", "body", "mark"),
+    [
+        pytest.param("patch_task_instance", {"task_id": "train"}, BODY, "failed", id="task"),
+        pytest.param("patch_task_instance", {"task_id": "other"}, BODY, None, id="another task"),
+        pytest.param(
+            "patch_task_instance", {"task_id": "other"}, {**BODY, "include_upstream": True}, "failed", id="taken along"
+        ),
+        pytest.param("patch_task_group_instances", {}, BODY, "failed", id="group"),
+        pytest.param("patch_dag_run", {}, {"state": "failed"}, "failed", id="run"),
+        pytest.param("patch_task_instance", {"task_id": "train"}, {"note": "good"}, None, id="only a note"),
+        pytest.param("patch_dag_run", {"run_id": "another_run"}, {"state": "failed"}, None, id="another run"),
+        pytest.param("patch_dag_run", {"dttm": BEGUN - HOUR}, {"state": "failed"}, None, id="before it began"),
+        pytest.param("bulk_dag_runs", {"dag_id": "~", "run_id": None}, RUNS, "failed", id="runs"),
+        pytest.param("bulk_task_instances", {"dag_id": "~", "run_id": "~"}, TASKS, "failed", id="tasks"),
+        pytest.param("post_clear_task_instances", {"task_id": "train"}, {"new_state": "x"}, None, id="clear"),
+    ],
+)
+def test_audit_log_says_whether_a_task_that_submits_was_marked(
+    database: Session, event: str, about: dict[str, Any], body: dict[str, Any], mark: str | None
+) -> None:
+    from airflow.models.log import Log
+
+    put_task(database, "train", "failed", None, key="mxdist_job")
+    entry = {"dag_id": "a_dag", "run_id": "a_run", "dttm": BEGUN + HOUR, "extra": json.dumps(body), **about}
+    database.execute(insert(Log).values(event=event, **entry))
+    (place,) = listeners._places(database, listeners.Note("a_dag", "a_run", False))
+    assert place["marked"] == mark
 
 
 def test_late_note_leaves_the_job_of_the_next_life_alone(asked: list[listeners.Note], attempt: Attempt) -> None:
