@@ -50,7 +50,8 @@ class JobOperator(BaseOperator):
     :param cluster: more about the nodes: fields of ``Cluster``.
     :param tags: extra tags of the MLflow run.
     :param poll_s: seconds between two looks at the run store.
-    :param check_conf: refuse a run whose configuration names a parameter that the DAG does not have.
+    :param check_conf: refuse a run whose configuration names a parameter that the DAG does not have; the first task
+        of a run also refuses what no task of the DAG could take.
     """
 
     template_fields: Sequence[str] = (
@@ -111,6 +112,14 @@ class JobOperator(BaseOperator):
     @abstractmethod
     def hand_over(self, context: Context, attempt: Attempt, result: Result) -> dict[str, Any]:
         """Return the small dict that goes to XCom."""
+
+    def check_early(self, context: Context) -> None:
+        """Check the job, on a copy of the task whose fields are known as far as they can be before it runs.
+
+        :raises SpecError: with every wrong field.
+        """
+        self.mlflow_conn_id = None  # nobody needs to be asked
+        self.build_job(context)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or find it again; then wait for it without a worker."""

@@ -80,6 +80,10 @@ class EvaluateModelOperator(JobOperator):
             }
         )
 
+    def hands_over_early(self) -> dict[str, Any]:
+        """Return something of the form that the task will return."""
+        return {"registered_model": self._model_name()}
+
     def hand_over(self, context: Context, attempt: Attempt, result: Result) -> dict[str, Any]:
         """Return the scores, and who had them on which data: what a promotion needs."""
         job, trained = attempt.claim.job, self._trained()

@@ -76,6 +76,13 @@ class PromoteModelOperator(BaseOperator):
         self.mxdist_conn_id = mxdist_conn_id
         self.mlflow_conn_id = mlflow_conn_id
 
+    def check_early(self, context: Context) -> None:
+        """Check the rule.
+
+        :raises SpecError: with what is wrong with it.
+        """
+        self._rule()
+
     def execute(self, context: Context) -> dict[str, Any]:
         """Decide, and change the registry accordingly; doing it twice changes nothing more."""
         from mxdist.tracking.registry import Registry

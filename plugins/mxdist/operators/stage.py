@@ -11,6 +11,7 @@ from airflow.sdk import BaseOperator
 
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.operators.conf import check_conf
+from mxdist.operators.early import DATASET
 from mxdist.operators.failures import as_airflow
 from mxdist.operators.files import beside_dag
 from mxdist.spec import Split, Storage
@@ -31,7 +32,8 @@ class StageDatasetOperator(BaseOperator):
     :param as_of: the end of the data interval, as ISO text; decides which of two versions is older. Default: the end
         of the run's data interval, or the time it was meant for, or, in a run without either, now.
     :param mxdist_conn_id: the connection that says where datasets are kept.
-    :param check_conf: refuse a run whose configuration names a parameter that the DAG does not have.
+    :param check_conf: refuse a run whose configuration names a parameter that the DAG does not have; the first task
+        of a run also refuses what no task of the DAG could take.
     """
 
     template_fields: Sequence[str] = ("source", "dataset_name", "split", "as_of", "mxdist_conn_id")
@@ -56,6 +58,18 @@ class StageDatasetOperator(BaseOperator):
         self.as_of = as_of
         self.mxdist_conn_id = mxdist_conn_id
         self.check_conf = check_conf
+
+    def check_early(self, context: Context) -> None:
+        """Check the split.
+
+        :raises SpecError: with every wrong field.
+        """
+        if self.split is not None:
+            Split.parse(self.split)
+
+    def hands_over_early(self) -> dict[str, Any]:
+        """Return something of the form that the task will return."""
+        return dict(DATASET)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Stage, and return what names the version."""

@@ -9,6 +9,7 @@ from mxdist.errors import Problem, SpecError
 from mxdist.hooks.mlflow import MlflowHook
 from mxdist.links.mlflow import MlflowModelLink
 from mxdist.operators.base import JobOperator
+from mxdist.operators.early import MODEL_URI
 from mxdist.operators.files import beside_dag
 from mxdist.spec import NETWORKS, TrainingJob
 
@@ -129,6 +130,11 @@ class DistributedTrainOperator(JobOperator):
     def tracking_fields(self, context: Context) -> dict[str, Any]:
         """Return where the run is recorded, and the name under which the model is registered."""
         return {**super().tracking_fields(context), "registered_model": self.registered_model}
+
+    def hands_over_early(self) -> dict[str, Any]:
+        """Return something of the form that the task will return, before anything is trained."""
+        dataset, labels = self.given_dataset()
+        return {"model_uri": MODEL_URI, "model": self.model_fields(), "dataset": dataset, "labels": labels}
 
     def hand_over(self, context: Context, attempt: Attempt, result: Result) -> dict[str, Any]:
         """Return the model, its final metrics and where all of it is recorded."""
