@@ -3,11 +3,12 @@ SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 CONTROL := .mxdist/control/bin
 NODE := .mxdist/node/bin
+NODE_MPI := .mxdist/node-mpi/bin
 PYTEST_OPTIONS ?=
 ROW ?= loop loop_pinned overhead pipeline kvstore scaling peer memory_resnet152 memory_bert_base
 
 .DEFAULT_GOAL := help
-.PHONY: demo stop clean environments check test test-layouts test-faults test-system test-docker bench lock help
+.PHONY: demo stop clean environments environment-mpi check test test-layouts test-mpi test-faults test-system test-docker bench lock help
 
 demo: ## Build what is missing, start the services, retrain and promote a model (MXDIST_DEMO_CONF: DAG parameters)
 	@"$(PYTHON)" scripts/demo.py
@@ -21,6 +22,9 @@ clean: ## Stop, and remove the state: data, runs, models, passwords
 environments: ## Build both environments, with the tools for tests
 	@"$(PYTHON)" scripts/environments.py --dev
 
+environment-mpi: ## Build a third: a node whose Horovod meets over MPI too (needs openmpi-bin, libopenmpi-dev)
+	@"$(PYTHON)" scripts/environments.py --mpi
+
 check: environments ## Lint, types and the walls between the rooms
 	$(CONTROL)/ruff check
 	$(CONTROL)/mypy
@@ -32,6 +36,9 @@ test: environments ## Unit tests, real ranks, whole jobs
 
 test-layouts: environments ## The whole matrix: each layout against one process, examples, killed servers
 	$(NODE)/python -m pytest tests/parallel tests/world -m layouts -n 2 --dist loadfile $(PYTEST_OPTIONS)
+
+test-mpi: environment-mpi ## Ranks over MPI: the law, and what goes wrong
+	$(NODE_MPI)/python -m pytest tests/mpi -n 2 --dist loadfile $(PYTEST_OPTIONS)
 
 test-faults: environments ## Kill things under a real Airflow
 	$(CONTROL)/python -m pytest tests/faults $(PYTEST_OPTIONS)

@@ -1,4 +1,4 @@
-"""Make the two environments in .mxdist/, or pin their requirements: environments.py [--dev | --lock]"""
+"""Make the environments in .mxdist/, or pin their requirements: environments.py [--dev | --mpi | --lock]"""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from envs.environments import Layout, ensure, lock
+from envs.environments import Layout, ensure, ensure_mpi, lock
 from locking import locked
 from stack.local import stop
 from steps import StepFailed, Steps
@@ -20,6 +20,10 @@ def main() -> int:
     try:
         if "--lock" in sys.argv:
             lock(REPOSITORY)
+        elif "--mpi" in sys.argv:
+            home = Layout(REPOSITORY).home
+            with locked(home):
+                ensure_mpi(REPOSITORY, steps=Steps())
         else:
             home = Layout(REPOSITORY).home
             with locked(home):

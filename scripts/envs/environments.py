@@ -1,4 +1,4 @@
-"""The control and the node environment: made from pinned requirements, made again only when those change."""
+"""The control and the node environments: made from pinned requirements, made again only when those change."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ class Layout:
     def node(self) -> Path:
         """The node environment."""
         return self.home / "node"
+
+    @property
+    def node_mpi(self) -> Path:
+        """The node environment whose Horovod meets over MPI too."""
+        return self.home / "node-mpi"
 
     @property
     def log(self) -> Path:
@@ -117,11 +122,14 @@ def control_environment(layout: Layout) -> Environment:
     return Environment(layout.control, top / "requirements.txt", top / "requirements-dev.txt", project)
 
 
-def node_environment(layout: Layout) -> Environment:
-    """Return the node environment as the checkout wants it."""
+def node_environment(layout: Layout, *, mpi: bool = False) -> Environment:
+    """Return the node environment as the checkout wants it.
+
+    :param mpi: the one whose Horovod meets over MPI too.
+    """
     top = layout.repository
-    requirements = top / "requirements-node.txt"
-    return Environment(layout.node, requirements, top / "requirements-node-dev.txt", horovod.cache_key(requirements))
+    requirements, path = top / "requirements-node.txt", layout.node_mpi if mpi else layout.node
+    return Environment(path, requirements, top / "requirements-node-dev.txt", horovod.cache_key(requirements, mpi=mpi))
 
 
 def ensure(repository: Path, *, dev: bool, steps: Steps, before_rebuild: Callable[[], None]) -> None:
@@ -162,16 +170,44 @@ def _make_both(
             control.make(uv, python, layout.log)
             control.install_package(uv, layout.log, layout.repository)
             control.finish()
-    if node.ready():
-        return
+    if not node.ready():
+        _make_node(node, uv, layout, wheel, steps, mpi=False)
+
+
+def _make_node(node: Environment, uv: str, layout: Layout, wheel: Path | None, steps: Steps, *, mpi: bool) -> None:
+    python, with_mpi = host.find_python() or "3.11", " with MPI" if mpi else ""
     if wheel is None:
-        with steps.step("Build Horovod (once per machine)", lambda: horovod.build_progress(layout.log)):
-            wheel = horovod.build_wheel(uv, python, layout.repository / "requirements-node.txt", layout.log)
-    with steps.step("Node environment (MXNet, Horovod)"):
+        with steps.step(f"Build Horovod{with_mpi} (once per machine)", lambda: horovod.build_progress(layout.log)):
+            wheel = horovod.build_wheel(uv, python, node.requirements, layout.log, mpi=mpi)
+    with steps.step(f"Node environment (MXNet, Horovod{with_mpi})"):
         node.make(uv, python, layout.log, str(wheel))
-        check = "import horovod.mxnet as hvd; assert hvd.gloo_built()"
+        check = f"import horovod.mxnet as hvd; assert hvd.gloo_built() and bool(hvd.mpi_built()) is {mpi}"
         run([str(node.python), "-c", check], log=layout.log)
         node.finish()
+
+
+def ensure_mpi(repository: Path, *, steps: Steps) -> None:
+    """Make the node environment whose Horovod meets over MPI too, with the tests' tools, unless it is up to date.
+
+    :raises StepFailed: something is missing on this machine (Open MPI, for one), or a step failed.
+    """
+    layout = Layout(repository)
+    node = node_environment(layout, mpi=True)
+    if node.has_tools():
+        return
+    layout.home.mkdir(exist_ok=True)
+    wheel = horovod.cached_wheel(node.requirements, mpi=True)
+    uv = layout.find_uv()
+    found = host.missing(layout.home, compiler=wheel is None and not node.ready(), uv=uv) + host.missing_mpi()
+    if found:
+        raise StepFailed(host.report(found))
+    if uv is None:
+        with steps.step("Bring uv"):
+            uv = _bring_uv(layout)
+    if not node.ready():
+        _make_node(node, uv, layout, wheel, steps, mpi=True)
+    with steps.step(f"Tools for tests in {node.path.name}"):
+        node.add_tools(uv, layout.log)
 
 
 def _bring_uv(layout: Layout) -> str:
@@ -190,7 +226,7 @@ def lock(repository: Path) -> None:
     target = ["--python-version", "3.11.2", "--python-platform", "x86_64-manylinux_2_28"]
     command = [uv, "pip", "compile", "-q", *target, "--custom-compile-command", "make lock"]
     control, node = ["-c", "requirements.txt"], ["-c", "requirements-node.txt"]
-    pinned = {"": [], "-dev": control, "-docker": control}
+    pinned = {"": [], "-docker": control, "-dev": control}  # the tools name what the control image has
     pinned |= {"-node": [], "-node-dev": node, "-horovod": node, "-node-cu112": []}
     for name, constraints in pinned.items():
         files = [f"requirements{name}.in", "-o", f"requirements{name}.txt"]

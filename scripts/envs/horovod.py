@@ -1,6 +1,8 @@
 """Build Horovod for the mxnet of a requirements file, with its stall check mended, once per machine.
 
-For mxnet it meets over Gloo; for mxnet-cu112 over Gloo, MPI and NCCL, which needs CUDA's compiler, NCCL and Open MPI.
+For mxnet it meets over Gloo, and over MPI as well if asked; for mxnet-cu112 over Gloo, MPI and NCCL, which needs CUDA's
+compiler and NCCL. A Horovod with MPI is linked to Open MPI's library and cannot be imported on a machine without it, so
+it is a wheel of its own.
 
 As published, ``gloo_controller.cc`` reserves room for the list of ranks but never sizes it, so under Gloo the
 stall inspector sees no ranks and a hung world is never reported.
@@ -17,7 +19,7 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,6 +35,10 @@ _BUILD = {
     "HOROVOD_WITHOUT_MPI": "1",
     "HOROVOD_WITHOUT_TENSORFLOW": "1",
     "HOROVOD_WITHOUT_PYTORCH": "1",
+}
+_BUILD_MPI = {
+    **{name: value for name, value in _BUILD.items() if name != "HOROVOD_WITHOUT_MPI"},
+    "HOROVOD_WITH_MPI": "1",
 }
 _BUILD_CUDA = {
     "HOROVOD_WITH_MXNET": "1",
@@ -52,17 +58,32 @@ def cache_root() -> Path:
     return Path(base) / "mxdist/wheels"
 
 
-def cache_key(requirements: Path) -> str:
-    """Return what the wheel depends on: versions, the mend, Python, the machine and the compiler."""
-    mxnet, options = _mxnet(requirements), str(build_options(requirements))
-    parts = [VERSION, _RIGHT, options, mxnet, "cp311", platform.machine(), _compiler()]
+def cache_key(requirements: Path, *, mpi: bool = False) -> str:
+    """Return what the wheel depends on: versions, the mend, Python, the machine, the compiler, and MPI's library."""
+    mxnet, options = _mxnet(requirements), str(build_options(requirements, mpi=mpi))
+    parts = [VERSION, _RIGHT, options, mxnet, "cp311", platform.machine(), _compiler(), *([open_mpi()] if mpi else [])]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return f"horovod-{VERSION}-{digest[:16]}"
 
 
-def build_options(requirements: Path) -> dict[str, str]:
-    """Return the variables that say what is built, by the mxnet of the requirements."""
-    return dict(_BUILD_CUDA if _mxnet(requirements).startswith("mxnet-cu") else _BUILD)
+def build_options(requirements: Path, *, mpi: bool = False) -> dict[str, str]:
+    """Return the variables that say what is built, by the mxnet of the requirements.
+
+    :param mpi: over MPI as well, where that is not built anyway.
+    """
+    if _mxnet(requirements).startswith("mxnet-cu"):
+        return dict(_BUILD_CUDA)
+    return dict(_BUILD_MPI if mpi else _BUILD)
+
+
+def open_mpi() -> str:
+    """Return the version of Open MPI that programs are compiled for; "" if there is none."""
+    try:
+        answer = subprocess.run(["mpicxx", "--showme:version"], capture_output=True, text=True)
+    except OSError:
+        return ""
+    found = re.search(r"Open MPI (\S+)", answer.stdout)
+    return found[1] if found else ""
 
 
 def _mxnet(requirements: Path) -> str:
@@ -79,26 +100,27 @@ def _compiler() -> str:
     return version.stdout.strip()
 
 
-def cached_wheel(requirements: Path) -> Path | None:
+def cached_wheel(requirements: Path, *, mpi: bool = False) -> Path | None:
     """Return the wheel if it has been built before."""
-    return next(iter((cache_root() / cache_key(requirements)).glob("*.whl")), None)
+    return next(iter((cache_root() / cache_key(requirements, mpi=mpi)).glob("*.whl")), None)
 
 
-def build_wheel(uv: str, python: str, requirements: Path, log: Path) -> Path:
+def build_wheel(uv: str, python: str, requirements: Path, log: Path, *, mpi: bool = False) -> Path:
     """Return the wheel, building it unless another process just did.
 
     :param requirements: pinned, with mxnet among them; ``requirements-horovod.txt`` lies beside it.
+    :param mpi: with MPI as well as Gloo; needs Open MPI's compiler.
     """
     home = cache_root()
     home.mkdir(parents=True, exist_ok=True)
     with _lock(home / ".lock"):
-        done = cached_wheel(requirements)
+        done = cached_wheel(requirements, mpi=mpi)
         if done is not None:
             return done
         # Not in the tree: a path with a space in it breaks the build of Gloo.
         with tempfile.TemporaryDirectory(prefix="build-", dir=home) as scratch:
-            built = _build(uv, python, requirements, Path(scratch), log)
-            target = home / cache_key(requirements)
+            built = _build(uv, python, requirements, Path(scratch), log, build_options(requirements, mpi=mpi))
+            target = home / cache_key(requirements, mpi=mpi)
             staging = Path(tempfile.mkdtemp(prefix="done-", dir=home))
             shutil.move(str(built), staging / built.name)
             shutil.rmtree(target, ignore_errors=True)
@@ -106,13 +128,13 @@ def build_wheel(uv: str, python: str, requirements: Path, log: Path) -> Path:
         return target / built.name
 
 
-def _build(uv: str, python: str, requirements: Path, scratch: Path, log: Path) -> Path:
+def _build(uv: str, python: str, requirements: Path, scratch: Path, log: Path, options: Mapping[str, str]) -> Path:
     venv = scratch / "venv"
     run([uv, "venv", "-q", "--python", python, str(venv)], log=log)
     files = ["-r", str(requirements), "-r", str(requirements.with_name("requirements-horovod.txt"))]
     run([uv, "pip", "install", "-q", "--python", str(venv / "bin/python"), *files], log=log)
     source = _mended_source(venv / "bin/python", scratch, log)
-    environment = {**os.environ, **build_options(requirements), "PATH": f"{venv / 'bin'}:{os.environ['PATH']}"}
+    environment = {**os.environ, **options, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}"}
     environment["MAKEFLAGS"] = f"-j{len(os.sched_getaffinity(0))}"
     wheel = [str(venv / "bin/python"), "-m", "pip", "wheel", "-v", "--no-deps", "--no-build-isolation"]
     run([*wheel, "-w", str(scratch / "wheels"), str(source)], log=log, environment=environment)

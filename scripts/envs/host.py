@@ -77,6 +77,16 @@ def missing(folder: Path, *, compiler: bool, uv: str | None) -> list[Missing]:
     return found + _missing_disk(folder)
 
 
+def missing_mpi() -> list[Missing]:
+    """Return what is missing to build Horovod for MPI, and to run it."""
+    found = []
+    if not shutil.which("mpicxx"):
+        found.append(Missing("Open MPI's compiler (mpicxx)", "Horovod over MPI", "libopenmpi-dev"))
+    if not shutil.which("mpirun"):
+        found.append(Missing("Open MPI's starter (mpirun)", "Horovod over MPI", "openmpi-bin"))
+    return found
+
+
 def _missing_disk(folder: Path) -> list[Missing]:
     free_gb = shutil.disk_usage(folder).free / 1e9
     if free_gb >= _DISK_GB:

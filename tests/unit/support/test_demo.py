@@ -179,6 +179,28 @@ def test_the_wheel_depends_on_mxnet(tmp_path: Path) -> None:
     assert horovod.cache_key(first) != horovod.cache_key(second)
 
 
+def test_mpi_has_a_wheel_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is linked to the library of one Open MPI; where there is none, the plain wheel is not disturbed."""
+    requirements = tmp_path / "a.txt"
+    requirements.write_text("mxnet==1.9.1\n")
+    plain = horovod.cache_key(requirements)
+    monkeypatch.setattr(horovod, "open_mpi", lambda: "4.1.4")
+    older = horovod.cache_key(requirements, mpi=True)
+    monkeypatch.setattr(horovod, "open_mpi", lambda: "5.0.1")
+    assert len({plain, older, horovod.cache_key(requirements, mpi=True)}) == 3
+    assert horovod.cache_key(requirements) == plain
+    assert "HOROVOD_WITHOUT_MPI" in horovod.build_options(requirements)
+    both = horovod.build_options(requirements, mpi=True)
+    assert (both["HOROVOD_WITH_MPI"], both["HOROVOD_WITH_GLOO"]) == ("1", "1")
+    assert "HOROVOD_WITHOUT_MPI" not in both
+
+
+def test_a_missing_open_mpi_is_told_with_its_packages(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert horovod.open_mpi() == ""
+    assert host.report(host.missing_mpi()).endswith("sudo apt-get install -y libopenmpi-dev openmpi-bin")
+
+
 def test_a_failed_command_shows_the_end_of_its_log(tmp_path: Path) -> None:
     with pytest.raises(StepFailed, match="exit code 3(.|\n)*the cause"):
         run(["sh", "-c", "echo the cause; exit 3"], log=tmp_path / "log")
