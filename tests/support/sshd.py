@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -25,10 +26,10 @@ LogLevel VERBOSE
 """
 
 
-def keygen(path: Path, *options: str, passphrase: str = "", kind: str = "ed25519") -> Path:
+def keygen(path: Path, *, passphrase: str = "", kind: str = "ed25519") -> Path:
     """Make a key pair; return the private key's file."""
     path.unlink(missing_ok=True)
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", path, *options], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-f", path], check=True)
     return path
 
 
@@ -71,23 +72,29 @@ def sshd(
     options: Sequence[str] = (),
     key: Path | None = None,
     address: str = "127.0.0.1",
-    kind: str = "ed25519",
+    port: int | None = None,
+    sign_with: Path | None = None,
 ) -> Iterator[Sshd]:
     """Run an sshd in ``folder`` until the end of the block.
 
     :param options: lines of its configuration, which count before ours.
     :param key: whose owner may log in; default: a new one.
+    :param sign_with: the private key of an authority that signs the host key.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    key = key or keygen(folder / "key")
-    host_key, (port,) = keygen(folder / "host_key", kind=kind), free_ports(1)
+    if os.getuid() == 0:  # as root, sshd wants this
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    key, host_key = key or keygen(folder / "key"), keygen(folder / "host_key")
+    if sign_with is not None:
+        public = host_key.with_suffix(".pub")
+        subprocess.run(["ssh-keygen", "-q", "-s", sign_with, "-h", "-I", "host", "-n", address, public], check=True)
+    port = port or free_ports(1)[0]
     config, log = folder / "sshd_config", folder / "sshd.log"
     own = [f"Port {port}", f"ListenAddress {address}", f"HostKey {host_key}", f"AuthorizedKeysFile {key}.pub"]
     config.write_text("\n".join([*options, *own, _CONFIG]))
+    command = ["/usr/sbin/sshd", "-D", "-e", "-f", str(config)]
     with log.open("ab") as out:
-        server = subprocess.Popen(
-            ["/usr/sbin/sshd", "-D", "-e", "-f", config], stdin=subprocess.DEVNULL, stdout=out, stderr=out
-        )
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:
         assert wait_until(lambda: b"Server listening" in log.read_bytes() or server.poll() is not None, 60)
         assert server.poll() is None, log.read_text()

@@ -125,14 +125,14 @@ class SshAccess:
         text = self.key.replace("\r\n", "\n").strip() + "\n"  # as forms and variables leave it
         try:
             return asyncssh.import_private_key(text, self.passphrase)
-        except asyncssh.KeyEncryptionError as error:
-            what = "the passphrase is wrong" if self.passphrase else "needs a passphrase"
-            hint = "Give it as MXDIST_SSH_PASSPHRASE, or in the connection."
-            raise LaunchError(f"the private key for ssh: {what} ({error})", hint=hint, retryable=False) from None
-        except (asyncssh.KeyImportError, ValueError) as error:
-            what = "the passphrase does not fit, or" if self.passphrase else "cannot be read:"
-            hint = "It has to be a whole private key file, as ssh-keygen writes it, with its line breaks."
-            raise LaunchError(f"the private key for ssh {what} {error}", hint=hint, retryable=False) from None
+        except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError, ValueError) as error:
+            if self.passphrase:
+                what, hint = "is not opened by its passphrase", "Check MXDIST_SSH_PASSPHRASE, or the connection's."
+            elif "passphrase" in str(error).lower():
+                what, hint = "needs a passphrase", "Give it as MXDIST_SSH_PASSPHRASE, or in the connection."
+            else:
+                what, hint = "cannot be read", "It has to be a whole private key file, with its line breaks."
+            raise LaunchError(f"the private key for ssh {what} ({error}).", hint=hint, retryable=False) from None
 
     def believed(self) -> SSHKnownHosts:
         """Return the host keys that are believed. Lines that say nothing are passed over, as ssh does."""

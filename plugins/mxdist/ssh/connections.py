@@ -11,6 +11,7 @@ import shlex
 import threading
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -232,7 +233,7 @@ class Ssh:
             if isinstance(error, asyncssh.Error):
                 return Trouble(host.name, f"no command can be started ({error})", "", True)
             raise
-        process = SshProcess(os.fdopen(in_write, "wb", 0), os.fdopen(out_read, "rb", 0), self._loop)
+        process = SshProcess(FileIO(in_write, "wb"), FileIO(out_read, "rb"), self._loop)
         task = self._loop.create_task(process.follow(remote))
         self._followers.add(task)
         task.add_done_callback(self._followers.discard)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
 from collections import deque
-from typing import IO, TYPE_CHECKING, Any
+from io import FileIO
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     import asyncssh
@@ -23,7 +25,7 @@ class SshProcess:
     ``stdin`` and ``stdout`` are pipes of this host, for any thread. A lost connection ends ``stdout``.
     """
 
-    def __init__(self, stdin: IO[bytes], stdout: IO[bytes], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, stdin: FileIO, stdout: FileIO, loop: asyncio.AbstractEventLoop) -> None:
         self.stdin = stdin
         self.stdout = stdout
         self.returncode: int | None = None
@@ -50,6 +52,19 @@ class SshProcess:
         remote = self._remote
         if remote is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(remote.close)
+
+    def close(self) -> None:
+        """Close both pipes, and with them what still runs."""
+        for pipe_end in (self.stdin, self.stdout):
+            with contextlib.suppress(OSError):
+                pipe_end.close()
+        self.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def stderr_tail(self) -> str:
         """Return the last of what it wrote to its standard error."""
