@@ -11,6 +11,7 @@
     |-- DataError            a dataset cannot be staged, found or trusted
     |-- CheckpointError      a checkpoint is torn, foreign or does not fit
     |-- LaunchError          the job could not be started, reached or ended
+    |   `-- HostLost         ... because one of its hosts cannot be reached
     |-- TrainingFailed       the job ran and ended badly
     |   |-- StalledError     ... because a rank stopped making progress
     |   |-- NonFiniteError   ... because a loss or gradient was NaN or infinite
@@ -120,6 +121,18 @@ class LaunchError(MxdistError):
 
     retryable = True
     exit_code = 7
+
+
+class HostLost(LaunchError):
+    """A host of a job cannot be reached, or no longer.
+
+    :param host: its name.
+    :param why: what is known of it.
+    """
+
+    def __init__(self, host: str, why: str, *, hint: str = "", retryable: bool | None = None) -> None:
+        super().__init__(f"host {host} is lost: {why}", hint=hint, retryable=retryable)
+        self.host = host
 
 
 class TrainingFailed(MxdistError):

@@ -12,7 +12,7 @@ import ctypes
 import os
 import signal
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,16 +63,19 @@ def alive(pid: int, started: int) -> bool:
     return pid > 1 and start_time(pid) == started
 
 
-def find(token: str) -> list[Process]:
+def find(token: str, *, exact: bool = False, spare: Collection[int] = ()) -> list[Process]:
     """Return the job's living processes, oldest first.
 
     They carry the token, or descend from one that does, or share the session of one that leads it: a child that
     was given an empty environment is found as well.
+
+    :param exact: leave out those of agents, which carry ``<token>.<number of the host>``.
+    :param spare: ids of processes that do not belong to the job, nor do their descendants, whoever started them.
     """
     if not token:
         return []
-    table = {process.pid: process for process in _own()}
-    found = {pid for pid in table if _carries(pid, token)}
+    table = {process.pid: process for process in _own() if process.pid not in spare}
+    found = {pid for pid in table if _carries(pid, token, exact)}
     sessions = {pid for pid in found if table[pid].session == pid}
     found |= {pid for pid, process in table.items() if process.session in sessions}
     grown = True
@@ -83,24 +86,37 @@ def find(token: str) -> list[Process]:
     return sorted((table[pid] for pid in found), key=lambda process: (process.start_time, process.pid))
 
 
-def terminate(token: str, *, grace_s: float, exclude: Collection[int] = ()) -> None:
+def terminate(
+    token: str,
+    *,
+    grace_s: float,
+    exclude: Collection[int] = (),
+    exact: bool = False,
+    spare: Callable[[], Collection[int]] = tuple,
+) -> None:
     """End every process of the job: TERM, a time of grace, KILL, and a look that none is left.
 
     :param grace_s: seconds between TERM and KILL; 0 kills at once.
     :param exclude: ids of processes that stay: the caller's own.
+    :param exact: see ``find``.
+    :param spare: returns what ``find`` takes.
     :raises LaunchError: one of them could not be ended.
     """
-    if grace_s > 0 and _signal_all(token, signal.SIGTERM, exclude):
-        _wait_gone(token, exclude, grace_s)
+
+    def others() -> list[Process]:
+        return [process for process in find(token, exact=exact, spare=spare()) if process.pid not in exclude]
+
+    if grace_s > 0 and _signal_all(others(), signal.SIGTERM):
+        _wait_gone(others, grace_s)
     deadline = time.monotonic() + _KILL_WAIT_S
-    while _signal_all(token, signal.SIGKILL, exclude):
+    while _signal_all(others(), signal.SIGKILL):
         if time.monotonic() > deadline:
-            left = ", ".join(str(process.pid) for process in _others(token, exclude))
+            left = ", ".join(str(process.pid) for process in others())
             raise LaunchError(
                 f"the processes {left} could not be killed.",
                 hint="They may hang in the kernel (a dead disk or network share); look with `ps -o pid,stat,wchan`.",
             )
-        _wait_gone(token, exclude, 0.5)
+        _wait_gone(others, 0.5)
 
 
 def send(process: Process, number: int) -> None:
@@ -160,31 +176,28 @@ def _own() -> Iterator[Process]:
             yield process
 
 
-def _carries(pid: int, token: str) -> bool:
+def _carries(pid: int, token: str, exact: bool) -> bool:
     try:
         environment = (_PROC / str(pid) / "environ").read_bytes()
     except OSError:
         return False
-    return f"{TOKEN_NAME}={token}".encode() in environment.split(b"\0")
+    named = f"{TOKEN_NAME}={token}".encode()
+    entries = environment.split(b"\0")
+    return named in entries or (not exact and any(entry.startswith(named + b".") for entry in entries))
 
 
-def _others(token: str, exclude: Collection[int]) -> list[Process]:
-    return [process for process in find(token) if process.pid not in exclude]
-
-
-def _signal_all(token: str, number: int, exclude: Collection[int]) -> bool:
-    processes = _others(token, exclude)
-    for process in processes:
+def _signal_all(found: Collection[Process], number: int) -> bool:
+    for process in found:
         send(process, number)
     if number != signal.SIGKILL:
-        for process in processes:  # a stopped process hears TERM only when it runs again
+        for process in found:  # a stopped process hears TERM only when it runs again
             send(process, signal.SIGCONT)
-    return bool(processes)
+    return bool(found)
 
 
-def _wait_gone(token: str, exclude: Collection[int], timeout_s: float) -> None:
+def _wait_gone(others: Callable[[], Collection[Process]], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     pause_s = 0.02
-    while _others(token, exclude) and time.monotonic() < deadline:
+    while others() and time.monotonic() < deadline:
         time.sleep(pause_s)
         pause_s = min(pause_s * 1.5, 0.25)

@@ -7,26 +7,23 @@ plan can be shown before the start, compared in a golden file, and is what the s
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mxdist.environment import SECRET_NAMES, base_environment
 from mxdist.launch import mpi
 from mxdist.launch.diagram import draw
-from mxdist.launch.roles import PORT_NAME, RolePlan, plan_roles, worker_environment
-from mxdist.spec import Controller, EvaluationJob, Limits, ScalingPolicy, TrainingJob
+from mxdist.launch.hosts import LOOPBACK, HostPlan, place
+from mxdist.launch.ranks import RankPlan, location_names, plan_ranks
+from mxdist.launch.roles import PORT_NAME, RolePlan, plan_roles
+from mxdist.spec import Controller, EvaluationJob, ScalingPolicy, TrainingJob
 
-SECRET_NAMES = (
-    "AWS_ACCESS_KEY_ID",
-    "AWS_SECRET_ACCESS_KEY",
-    "AWS_SESSION_TOKEN",
-    "MLFLOW_TRACKING_USERNAME",
-    "MLFLOW_TRACKING_PASSWORD",
-    "MLFLOW_TRACKING_TOKEN",
-)
-"""The secrets that may travel to a job; no others do."""
+__all__ = [
+    "LOOPBACK", "RUNTIME_NAMES", "SECRET_NAMES", "USER_FOLDER", "Plan", "RankPlan", "RolePlan", "base_environment",
+    "build_plan", "localize", "supervisor_command", "user_file",
+]  # fmt: skip
 
 RUNTIME_NAMES = (
     "HOROVOD_GLOO_RENDEZVOUS_PORT",
@@ -42,30 +39,6 @@ RUNTIME_NAMES = (
 USER_FOLDER = "user"
 """The folder of the user's code inside the bundle."""
 
-LOOPBACK = "127.0.0.1"
-_KEEP = {"HOME", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER", "LANG", "LANGUAGE", "LD_LIBRARY_PATH"}
-_KEEP |= {"AWS_CA_BUNDLE", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION"}
-_KEEP |= {"MXDIST_BARRIERS"}  # where tests hold processes: see barriers.py
-_KEEP |= {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"}
-_KEEP |= {"REQUESTS_CA_BUNDLE", "SSL_CERT_DIR", "SSL_CERT_FILE", "XDG_CACHE_HOME", "XDG_STATE_HOME"}
-_KEEP_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "MXNET_", "HOROVOD_", "MLFLOW_HTTP_REQUEST_")
-_GLOO_TIMEOUT_S = 30  # Horovod's own default: never wait less
-
-
-@dataclass(frozen=True)
-class RankPlan:
-    """One rank: where it stands in the world, its cores, its command and its environment.
-
-    :param cores: the cores it is bound to; empty: wherever the kernel likes.
-    """
-
-    rank: int
-    local_rank: int
-    host: str
-    cores: tuple[int, ...]
-    command: tuple[str, ...]
-    environment: dict[str, str]
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -77,6 +50,7 @@ class Plan:
     :param starter: what starts all ranks at once, over MPI; empty: the supervisor starts each.
     :param effective: batch and rate that a model is trained with, as they are recorded beside the job's own.
     :param roles: the processes beside the ranks: of parameter servers.
+    :param hosts: those that have ranks, in order.
     """
 
     name: str
@@ -95,6 +69,7 @@ class Plan:
     starter: tuple[str, ...] = ()
     diagram: tuple[str, ...] = ()
     roles: tuple[RolePlan, ...] = ()
+    hosts: tuple[HostPlan, ...] = ()
     runtime_names: tuple[str, ...] = RUNTIME_NAMES
     secret_names: tuple[str, ...] = SECRET_NAMES
 
@@ -121,19 +96,19 @@ class Plan:
         ]
 
     def _world(self) -> list[str]:
-        rows = ["rank  local  host       cores  command"]
+        wide = max(9, *(len(host.name) for host in self.hosts))
+        rows = [f"rank  local  {'host':<{wide}}  cores  command"]
         for rank in self.ranks:
-            cores = ",".join(map(str, rank.cores)) or "any"
-            rows.append(f"{rank.rank:<4}  {rank.local_rank:<5}  {rank.host:<9}  {cores:<5}  {' '.join(rank.command)}")
-        return rows + self._beside()
+            place = f"{rank.rank:<4}  {rank.local_rank:<5}  {rank.host:<{wide}}"
+            rows.append(f"{place}  {_cores(rank.cores):<5}  {' '.join(rank.command)}")
+        return rows + self._beside(wide)
 
-    def _beside(self) -> list[str]:
+    def _beside(self, wide: int) -> list[str]:
         if not self.roles:
             return []
-        rows = ["", "role         host       cores  command"]
+        rows = ["", f"role         {'host':<{wide}}  cores  command"]
         for role in self.roles:
-            cores = ",".join(map(str, role.cores)) or "any"
-            rows.append(f"{role.name:<11}  {role.host:<9}  {cores:<5}  {' '.join(role.command)}")
+            rows.append(f"{role.name:<11}  {role.host:<{wide}}  {_cores(role.cores):<5}  {' '.join(role.command)}")
         return rows
 
     def _environment(self) -> list[str]:
@@ -172,16 +147,20 @@ def build_plan(
     python: str,
     workdir: str,
     cores: Sequence[int],
+    hosts: Sequence[str] | None = None,
 ) -> Plan:
     """Return what will run for ``job``.
 
     :param runs_uri: the run store of all jobs.
     :param python: the Python of the node environment.
     :param workdir: the folder that holds the scratch folders of all jobs.
-    :param cores: the cores that the job may use.
+    :param cores: the cores that the job may use on the host that submits; other hosts' are known there only.
+    :param hosts: the names of the hosts, once a platform has chosen them.
+    :raises SpecError: the ranks do not fit on the hosts.
     """
-    attempt_dir, roles = f"{workdir}/{job_key}/<attempt>", plan_roles(job, python)
-    ranks = _ranks(job, job_key, runs_uri=runs_uri, python=python, cores=cores)
+    places = place(job, hosts)
+    attempt_dir, roles = f"{workdir}/{job_key}/<attempt>", plan_roles(job, python, [host.name for host in places])
+    ranks = plan_ranks(job, job_key, places, runs_uri=runs_uri, python=python, cores=cores)
     return Plan(
         name=job.name,
         kind=job.kind,
@@ -199,28 +178,14 @@ def build_plan(
         starter=_starter(job, ranks),
         diagram=tuple(draw(job, [rank.host for rank in ranks])),
         roles=roles,
-        runtime_names=tuple(sorted([*RUNTIME_NAMES, *([PORT_NAME] if roles else [])])),
-    )
-
-
-def _ranks(
-    job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str, python: str, cores: Sequence[int]
-) -> tuple[RankPlan, ...]:
-    share = _share_cores(job, cores)
-    return tuple(
-        _rank(job, job_key, rank, runs_uri=runs_uri, python=python, cores=share[rank], usable=len(cores))
-        for rank in range(job.parallelism.world_size)
+        hosts=places,
+        runtime_names=tuple(sorted([*RUNTIME_NAMES, *([PORT_NAME] if roles else []), *location_names(job)])),
     )
 
 
 def supervisor_command(python: str, attempt_dir: str) -> tuple[str, ...]:
     """Return the command that supervises the attempt of this scratch folder; the launcher adds the incarnation."""
     return (python, "-m", "mxdist.runtime.supervisor", attempt_dir)
-
-
-def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what a job inherits from whoever starts it: an allow-list, for a worker's environment holds secrets."""
-    return {k: v for k, v in environment.items() if k in _KEEP or k.startswith(_KEEP_PREFIXES)}
 
 
 def user_file(job: TrainingJob | EvaluationJob) -> tuple[str, Path | None]:
@@ -242,85 +207,6 @@ def localize(job: TrainingJob | EvaluationJob, code: Path) -> TrainingJob | Eval
         return job.model_copy(update={"script": job.script.model_copy(update={"path": inside})})
     model = job.model.model_copy(update={"recipe": inside}) if job.model else None
     return job.model_copy(update={"model": model})
-
-
-def _rank(
-    job: TrainingJob | EvaluationJob,
-    job_key: str,
-    rank: int,
-    *,
-    runs_uri: str,
-    python: str,
-    cores: tuple[int, ...],
-    usable: int,
-) -> RankPlan:
-    size = job.parallelism.world_size
-    threads = job.cluster.threads_per_rank or max(1, len(cores) or usable // size)
-    environment = {
-        "OMP_NUM_THREADS": str(threads),
-        "PYTHONFAULTHANDLER": "1",
-        "PYTHONUNBUFFERED": "1",
-        **_user_environment(job),
-        **_horovod(job, rank),
-        **worker_environment(job),
-        "MXDIST_JOB_KEY": job_key,
-        "MXDIST_RUNS_URI": runs_uri,
-    }
-    command = (python, "-m", "mxdist.runtime.rank")
-    return RankPlan(rank=rank, local_rank=rank, host=LOOPBACK, cores=cores, command=command, environment=environment)
-
-
-def _horovod(job: TrainingJob | EvaluationJob, rank: int) -> dict[str, str]:
-    size, limits = job.parallelism.world_size, job.limits
-    variables = {
-        "HOROVOD_RANK": str(rank),
-        "HOROVOD_SIZE": str(size),
-        "HOROVOD_LOCAL_RANK": str(rank),
-        "HOROVOD_LOCAL_SIZE": str(size),
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_HOSTNAME": LOOPBACK,
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        "HOROVOD_GLOO_IFACE": "lo",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": LOOPBACK,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(_GLOO_TIMEOUT_S, math.ceil(limits.start_timeout_s))),
-        "HOROVOD_FUSION_THRESHOLD": str(job.parallelism.fusion_threshold_mb * 1024 * 1024),
-        "HOROVOD_CYCLE_TIME": f"{job.parallelism.cycle_time_ms:g}",
-        **({"HOROVOD_DYNAMIC_PROCESS_SETS": "1"} if job.parallelism.across_processes else {}),
-        **_stall_check(limits),
-    }
-    return mpi.environment(variables) if job.parallelism.controller is Controller.MPI else variables
-
-
-def _stall_check(limits: Limits) -> dict[str, str]:
-    """Horovod's own stall check. It counts whole seconds, and a shutdown below the warning is refused.
-
-    Its warning, which names the missing rank, comes up to four warning times after a stall began (two until it drops
-    the tensor from its cache, two more until it misses it). So a fifth of the limit, for the watchdog to know whom to
-    blame when the limit is reached.
-    """
-    warn_s = max(1, math.floor(limits.stall_timeout_s / 5))
-    return {
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(warn_s),
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(warn_s + 1, math.ceil(limits.stall_timeout_s))),
-    }
-
-
-def _user_environment(job: TrainingJob | EvaluationJob) -> dict[str, str]:
-    if isinstance(job, TrainingJob) and job.script is not None:
-        return dict(job.script.env)
-    return {}
-
-
-def _share_cores(job: TrainingJob | EvaluationJob, cores: Sequence[int]) -> list[tuple[int, ...]]:
-    """Give each rank cores of its own, neighbours together; none when there are too few, or only one rank."""
-    size = job.parallelism.world_size
-    each = len(cores) // size
-    if not job.cluster.pin_cores or each == 0 or size == 1:
-        return [()] * size
-    ordered = sorted(cores)
-    return [tuple(ordered[rank * each : (rank + 1) * each]) for rank in range(size)]
 
 
 def _work(job: TrainingJob | EvaluationJob) -> str:
@@ -360,6 +246,10 @@ def _scaling(job: TrainingJob | EvaluationJob) -> str:
         f"scale_lr, {copies} replica{'s' if copies != 1 else ''} for {base}: global batch {trained.batch_size} for "
         f"{job.batch_size}, learning rate {trained.optimizer.learning_rate:g} for {rate:g}{warm}"
     )
+
+
+def _cores(cores: tuple[int, ...] | None) -> str:
+    return "share" if cores is None else ",".join(map(str, cores)) or "any"
 
 
 def _shared(environments: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -6,15 +6,19 @@ that is, is chosen when the world starts (``PORT_NAME``).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mxdist.launch.hosts import LOOPBACK
 from mxdist.spec import EvaluationJob, TrainingJob
+from mxdist.spec.cluster import ClusterKind
 from mxdist.spec.parallelism import Strategy
 
 PORT_NAME = "DMLC_PS_ROOT_PORT"
 """The variable of every process of the world that says where the scheduler listens."""
 
-_LOOPBACK = "127.0.0.1"
+LOCATION_NAMES = ("DMLC_NODE_HOST", "DMLC_PS_ROOT_URI")
+"""The variables that say where in the network a process is, and where the scheduler is."""
 
 
 @dataclass(frozen=True)
@@ -49,14 +53,27 @@ def worker_environment(job: TrainingJob | EvaluationJob) -> dict[str, str]:
     return _environment(job, "worker") if has_servers(job) else {}
 
 
-def plan_roles(job: TrainingJob | EvaluationJob, python: str) -> tuple[RolePlan, ...]:
-    """Return the scheduler and the servers of ``job``; none without parameter servers."""
+def location(address: str, scheduler: str) -> dict[str, str]:
+    """Return where a process is in the network, and where the scheduler is: addresses.
+
+    DMLC_INTERFACE would count only where DMLC_NODE_HOST is missing.
+    """
+    return {"DMLC_NODE_HOST": address, "DMLC_PS_ROOT_URI": scheduler}
+
+
+def plan_roles(
+    job: TrainingJob | EvaluationJob, python: str, hosts: Sequence[str] = (LOOPBACK,)
+) -> tuple[RolePlan, ...]:
+    """Return the scheduler and the servers of ``job``; none without parameter servers.
+
+    :param hosts: those that have ranks: the scheduler is on the first, servers on one after the other.
+    """
     if not has_servers(job):
         return ()
     numbered = [("scheduler", 0), *(("server", number) for number in range(job.parallelism.servers))]
     command = (python, "-m", "mxdist.runtime.server")
     return tuple(
-        RolePlan(role, number, _LOOPBACK, (), command, {**_common(), **_environment(job, role)})
+        RolePlan(role, number, hosts[number % len(hosts)], (), command, {**_common(), **_environment(job, role)})
         for role, number in numbered
     )
 
@@ -66,11 +83,9 @@ def _common() -> dict[str, str]:
 
 
 def _environment(job: TrainingJob | EvaluationJob, role: str) -> dict[str, str]:
-    """The network is named by its address alone: DMLC_INTERFACE counts only where DMLC_NODE_HOST is missing."""
     return {
         "DMLC_ROLE": role,
-        "DMLC_PS_ROOT_URI": _LOOPBACK,
-        "DMLC_NODE_HOST": _LOOPBACK,
+        **(location(LOOPBACK, LOOPBACK) if job.cluster.kind is ClusterKind.LOCAL else {}),
         "DMLC_NUM_WORKER": str(job.parallelism.world_size),
         "DMLC_NUM_SERVER": str(job.parallelism.servers),
         "PS_VERBOSE": "0",

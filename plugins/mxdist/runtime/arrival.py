@@ -9,12 +9,13 @@ import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from mxdist import processes
+from mxdist.environment import SUPERVISOR_SECRETS, base_environment
 from mxdist.errors import NotFound
-from mxdist.launch.plan import base_environment
+from mxdist.runtime.place import Place, read_json
 from mxdist.runtime.reporter import LOW_PRIORITY
-from mxdist.runtime.world import Place, read_json
 from mxdist.store import Attempt, Credentials, JobRun, open_store
 
 
@@ -47,8 +48,8 @@ def take_secrets(path: Path) -> dict[str, str]:
     return {str(name): str(value) for name, value in secrets.items()}
 
 
-def open_place(folder: Path, secrets: Mapping[str, str]) -> tuple[Place, Attempt]:
-    """Return what the launcher prepared in a scratch folder.
+def open_place(folder: Path, secrets: Mapping[str, str]) -> tuple[Place, Attempt, dict[str, Any]]:
+    """Return what the launcher prepared in a scratch folder; with all that it told in ``attempt.json``.
 
     :raises NotFound: it prepared nothing there, or the attempt is not in the run store.
     """
@@ -63,7 +64,8 @@ def open_place(folder: Path, secrets: Mapping[str, str]) -> tuple[Place, Attempt
         credentials=Credentials.from_environment(secrets) if "AWS_ACCESS_KEY_ID" in secrets else None,
     )
     attempt = JobRun(runs, told["job_key"]).attempt(told["attempt"])
-    return Place(folder, told["token"], told["attempt"], base_environment(os.environ), secrets), attempt
+    for_ranks = {name: value for name, value in secrets.items() if name not in SUPERVISOR_SECRETS}
+    return Place(folder, told["token"], told["attempt"], base_environment(os.environ), for_ranks), attempt, told
 
 
 def claim_place(attempt: Attempt, incarnation: int, nonce: str) -> bool:

@@ -42,6 +42,7 @@ class Exit:
     :param log: the end of its log.
     :param error: what it reported itself: kind, message, retryable.
     :param role: the name of one that is no rank.
+    :param host: where it ran.
     """
 
     rank: int | None
@@ -50,6 +51,7 @@ class Exit:
     log: bytes
     error: dict[str, Any] | None = None
     role: str = ""
+    host: str = ""
 
     @property
     def name(self) -> str:
@@ -82,22 +84,25 @@ def first_failure(exits: Sequence[Exit]) -> Exit | None:
     return min(failing, key=lambda one: (one.consequence, one.at, one.name), default=None)
 
 
-def judge(first: Exit, exits: Sequence[Exit], *, host: str) -> Failure:
+def judge(first: Exit, exits: Sequence[Exit]) -> Failure:
     """Return what the first failing exit means."""
     early = [one.rank for one in exits if one.code == exit_codes.DONE and one.rank is not None]
+    hosts = {one.rank: one.host for one in exits}
     missing = missing_ranks(first.log) if first.gave_up else []
     if missing:
         message = f"rank {missing[0]} kept the others waiting until Horovod gave up ({first.name} reported it)"
         message += "; it had ended with code 0" if missing[0] in early else ""
-        return Failure(Cause("stall", message, True, missing[0], host, first.code), restart=True)
+        return Failure(
+            Cause("stall", message, True, missing[0], hosts.get(missing[0], first.host), first.code), restart=True
+        )
     kind, message, retryable = _meaning(first)
     restart = first.code < 0 or first.code == exit_codes.RETRY
     restart = restart or (first.rank is None and first.code != exit_codes.USER_ERROR)  # servers run no user's code
     if first.consequence and early:  # nobody failed on its own, so whoever was content and left is the reason
         message = f"rank {early[0]} ended with code 0 while others still needed it ({message})"
         message += ": do all ranks have the same number of batches?"
-        return Failure(Cause(kind, message, retryable, early[0], host, exit_codes.DONE), restart)
-    return Failure(Cause(kind, message, retryable, first.rank, host, first.code), restart)
+        return Failure(Cause(kind, message, retryable, early[0], hosts[early[0]], exit_codes.DONE), restart)
+    return Failure(Cause(kind, message, retryable, first.rank, first.host, first.code), restart)
 
 
 def missing_ranks(log: bytes, *, since: float = 0.0) -> list[int]:

@@ -1,7 +1,7 @@
 """A program on a host, and the pipes to it: what every way of reaching a host must offer.
 
-Who starts programs on hosts is an ``Opener``: ssh, ``srun``, or any command that passes its input and output on. What it
-returns is a ``Channel``. Nothing secret is ever part of a command: it goes through the channel.
+Who starts programs on hosts is an ``Opener``: ssh, ``srun``, or any command that passes its input and output on. What
+it returns is a ``Channel``. Nothing secret is ever part of a command: it goes through the channel.
 """
 
 from __future__ import annotations
@@ -117,16 +117,23 @@ class PipeChannel(Channel):
                 yield line.rstrip(b"\r\n")
 
     def close(self) -> None:
-        """See ``Channel``."""
-        if self._process.stdin is not None:
-            with contextlib.suppress(OSError):
-                self._process.stdin.close()
+        """See ``Channel``. Whoever waits in ``send`` is freed by the end of the process."""
+        if self._sending.acquire(blocking=False):
+            self._close_input()
+            self._sending.release()
         try:
             self._process.wait(_CLOSE_S)
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+        with self._sending:
+            self._close_input()
+
+    def _close_input(self) -> None:
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.close()
 
     @property
     def returncode(self) -> int | None:

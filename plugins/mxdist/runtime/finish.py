@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mxdist.barriers import reach
 from mxdist.errors import MxdistError, StoreError
+from mxdist.runtime.place import read_json, write_json
 from mxdist.runtime.reporter import LOW_PRIORITY
-from mxdist.runtime.world import read_json, write_json
 from mxdist.spec import EvaluationJob, JobState, TrainingJob
 from mxdist.store import Attempt, Cause, Result
 

@@ -156,9 +156,16 @@ def head(net: mx.gluon.Block) -> tuple[str, ...]:
 
 
 def prepare(net: mx.gluon.HybridBlock, *, dtype: DType, device: mx.Context) -> None:
-    """Give the network its precision and device, and initialise what the recipe did not."""
+    """Give the network its precision and device, and initialise what the recipe did not.
+
+    Gradients are the loop's: it sums what it accumulates by itself, so a parameter that adds to its gradient (``add``)
+    is told to replace it, or those of all earlier steps would count again.
+    """
     net.cast(dtype.value)
     every = list(net.collect_params().values())
+    for parameter in every:
+        if parameter.grad_req == "add":
+            parameter.grad_req = "write"
     fresh = [parameter for parameter in every if not _initialised(parameter)]
     if len(fresh) == len(every):
         net.initialize(mx.init.Xavier(), ctx=device)

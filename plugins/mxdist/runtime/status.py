@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import replace
 from typing import Any
 
 from mxdist.runtime.finish import Tracker
+from mxdist.runtime.place import read_json
 from mxdist.runtime.reporter import Reporter
-from mxdist.runtime.world import World, read_json
+from mxdist.runtime.world import World
 from mxdist.spec import JobState
 from mxdist.store import State
 
@@ -93,8 +93,8 @@ def _rank(world: World, index: int) -> dict[str, Any]:
     beat = read_json(world.folder / f"rank-{rank.number}.beat.json")
     return {
         "rank": rank.number,
-        "pid": rank.process.pid,
-        "host": os.uname().nodename,
+        "pid": rank.pid,
+        "host": rank.host,
         "local_rank": rank.plan.local_rank,
         "step": int(beat.get("step") or 0),
         "exit_code": rank.exit_code,

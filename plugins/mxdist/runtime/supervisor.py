@@ -16,24 +16,28 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from mxdist import processes
-from mxdist.errors import Fenced, LaunchError, MxdistError
+from mxdist.environment import SUPERVISOR_SECRETS
+from mxdist.errors import Fenced, HostLost, LaunchError, MxdistError
 from mxdist.launch.plan import Plan, build_plan
 from mxdist.runtime import exit_codes
 from mxdist.runtime.arrival import claim_place, open_place, stop_yielding, take_secrets, yield_to_ranks
 from mxdist.runtime.blame import Failure, first_failure, judge
 from mxdist.runtime.finish import Finisher, Outcome, Tracker
+from mxdist.runtime.hosts import Hosts
+from mxdist.runtime.openers import gather, known_hosts
+from mxdist.runtime.place import Place, read_json, world_numbers, write_json
 from mxdist.runtime.reporter import Reporter
 from mxdist.runtime.status import Status
 from mxdist.runtime.wake import Wake
 from mxdist.runtime.watch import Watchdog
-from mxdist.runtime.world import Place, World, read_json, world_numbers, write_json
+from mxdist.runtime.world import World
 from mxdist.spec import JobState, TrainingJob
 from mxdist.store import Attempt, Cause
 
@@ -64,6 +68,14 @@ _STOPPING = {
 
 
 @dataclass(frozen=True)
+class Given:
+    """What the launcher has told: the attempt's ``attempt.json``, and secrets, some for the supervisor alone."""
+
+    told: Mapping[str, Any]
+    secrets: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class Ended:
     """How one world ended: by itself, by a failure, or because it was asked to."""
 
@@ -77,8 +89,10 @@ class Supervisor:
     :param incarnation: which supervisor of the attempt this is.
     """
 
-    def __init__(self, attempt: Attempt, place: Place, plan: Plan, *, incarnation: int, wake: Wake) -> None:
-        self._attempt, self._place, self._plan, self._wake = attempt, place, plan, wake
+    def __init__(
+        self, attempt: Attempt, place: Place, plan: Plan, hosts: Hosts, *, incarnation: int, wake: Wake
+    ) -> None:
+        self._attempt, self._place, self._plan, self._hosts, self._wake = attempt, place, plan, hosts, wake
         self._job = attempt.claim.parsed()
         self._limits = self._job.limits
         self._host = os.uname().nodename
@@ -99,6 +113,7 @@ class Supervisor:
             outcome = self._work()
             if outcome is not None:
                 self._save(outcome)
+        self._hosts.close(clean=outcome is not None)
         if outcome is not None:
             self._publish(outcome)
         self._reporter.close()
@@ -110,6 +125,8 @@ class Supervisor:
         while True:
             try:
                 ended = self._one_world()
+            except HostLost as error:
+                ended = Ended(failure=_host_lost(error))
             except (LaunchError, OSError) as error:
                 ended = Ended(failure=Failure(Cause("internal", str(error), True, host=self._host), restart=False))
             failure = ended.failure
@@ -133,13 +150,14 @@ class Supervisor:
 
     def _one_world(self) -> Ended:
         self._world_number += 1
-        world = World.prepare(self._place, self._plan, self._job, self._world_number)
+        world = World.prepare(self._place, self._plan, self._job, self._world_number, self._hosts)
         self._reporter.world_started(world.number, len(self._plan.ranks))
         self._status.show(world, JobState.STARTING)
         try:
             world.start()
             yield_to_ranks()
             ended = self._watch(world)
+            self._collect(world, ended)
         finally:
             stop_yielding()
             world.end(grace_s=min(self._limits.grace_s, _AFTER_FAILURE_S))
@@ -147,14 +165,23 @@ class Supervisor:
         self._status.show(world, JobState.STOPPING)
         return ended
 
+    def _collect(self, world: World, ended: Ended) -> None:
+        """Bring the exported model here, from wherever rank 0 has made it."""
+        reported = world.ranks[0].result().get("model_dir")
+        if reported and ended.failure is None:
+            world.collect(Path(reported).name)
+
     def _watch(self, world: World) -> Ended:
-        watchdog = Watchdog(world, self._limits, host=self._host)
+        watchdog = Watchdog(world, self._limits)
         while True:
             self._wake.wait(PERIOD_S)
             world.reap()
             stop = self._stop_wanted()
             if stop is not None:
                 return self._stop(world, stop)
+            lost = world.lost()
+            if lost is not None:
+                return Ended(failure=_host_lost(HostLost(lost.name, lost.lost)))
             if not world.running() or any(member.exit_code for member in (*world.ranks, *world.helpers)):
                 ended = self._settle(world)
                 if ended is not None:
@@ -177,10 +204,11 @@ class Supervisor:
         first = first_failure(exits)
         if first is None:
             return Ended() if not world.running() else None
-        waiting = first.consequence and not first.gave_up and time.monotonic() - first.at < _SETTLE_S
+        settle_s = _SETTLE_S if len(self._plan.hosts) == 1 else self._limits.link_timeout_s + _SETTLE_S
+        waiting = first.consequence and not first.gave_up and time.monotonic() - first.at < settle_s
         if waiting and world.running():
             return None
-        return Ended(failure=judge(first, exits, host=self._host))
+        return Ended(failure=judge(first, exits))
 
     def _stop(self, world: World, stop: Stop) -> Ended:
         """Ask the ranks to end, and wait as long as they were promised."""
@@ -237,6 +265,7 @@ class Supervisor:
             message = "every rank ended with code 0, but rank 0 left no result"
             return replace(base, cause=Cause("internal", message, True, 0, self._host, 0))
         outputs, model_dir = reported.get("outputs") or {}, reported.get("model_dir")
+        model_dir = str(self._place.folder / Path(model_dir).name) if model_dir else None  # where it was collected
         return replace(base, state=JobState.SUCCEEDED, outputs=outputs, model_dir=model_dir)
 
     def _stopped(self, stop: Stop) -> tuple[JobState, Cause]:
@@ -291,13 +320,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     os.setsid()
     processes.adopt_orphans()
     wake = Wake()
-    os.environ.update(secrets)
-    place, attempt = open_place(options.folder, secrets)
+    os.environ.update({name: value for name, value in secrets.items() if name not in SUPERVISOR_SECRETS})
+    place, attempt, told = open_place(options.folder, secrets)
     ours = claim_place(attempt, options.incarnation, options.secrets)
     os.write(tell, b"1")
     os.close(tell)
     if ours:
-        _supervise(place, attempt, options.incarnation, wake)
+        _supervise(place, attempt, Given(told, secrets), options.incarnation, wake)
+
+
+def _host_lost(error: HostLost) -> Failure:
+    return Failure(Cause("host", error.message, True, host=error.host), restart=error.retryable)
 
 
 def _or_full_disk(cause: Cause, folder: Path) -> Cause:
@@ -314,30 +347,34 @@ def _plan_params(plan: Plan) -> dict[str, Any]:
     first = plan.ranks[0]
     return {
         "host": os.uname().nodename,
-        "cores": sum(len(rank.cores) for rank in plan.ranks) or len(os.sched_getaffinity(0)),
-        "threads_per_rank": first.environment["OMP_NUM_THREADS"],
+        "cores": sum(len(rank.cores or ()) for rank in plan.ranks) or len(os.sched_getaffinity(0)),
+        "threads_per_rank": first.environment.get("OMP_NUM_THREADS", "share"),
         **plan.effective,
     }
 
 
-def _supervise(place: Place, attempt: Attempt, incarnation: int, wake: Wake) -> None:
+def _supervise(place: Place, attempt: Attempt, given: Given, incarnation: int, wake: Wake) -> None:
     log.info("supervisor %d of attempt %d of %s", incarnation, attempt.number, attempt.claim.job_key)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     processes.terminate(place.token, grace_s=0, exclude=(os.getpid(), os.getppid()))
     if attempt.result() is not None:
         return
+    job = attempt.claim.parsed()
+    names, here = known_hosts(job, given.told)
     plan = build_plan(
-        attempt.claim.parsed(),
+        job,
         attempt.claim.job_key,
         runs_uri=attempt.job.store.uri.removesuffix(f"/{attempt.claim.job_key}"),
         python=sys.executable,
         workdir=str(place.folder.parent.parent),
         cores=sorted(os.sched_getaffinity(0)),
+        hosts=names,
     )
+    hosts = gather(place, job, plan.hosts, given.told, given.secrets, here=here, wake=wake.call)
     with contextlib.suppress(OSError):  # for people only
         write_json(place.folder / "plan.json", plan.to_document())
     try:
-        Supervisor(attempt, place, plan, incarnation=incarnation, wake=wake).run()
+        Supervisor(attempt, place, plan, hosts, incarnation=incarnation, wake=wake).run()
     except Exception:
         log.exception("the supervisor of %s failed", attempt.claim.job_key)
         processes.terminate(place.token, grace_s=0, exclude=(os.getpid(),))

@@ -31,9 +31,13 @@ class Wake:
         with contextlib.suppress(BlockingIOError):  # full: it is awake already
             self._writer.send(b"\0")
 
-    def wait(self, timeout_s: float) -> None:
-        """Sleep until something happens, ``timeout_s`` at most."""
-        if select.select([self._reader], [], [], timeout_s)[0]:
+    def wait(self, timeout_s: float, *, also: int | None = None) -> None:
+        """Sleep until something happens, ``timeout_s`` at most.
+
+        :param also: a file that wakes the sleeper as well when it can be read.
+        """
+        files = [self._reader.fileno(), *([also] if also is not None else [])]
+        if self._reader.fileno() in select.select(files, [], [], timeout_s)[0]:
             with contextlib.suppress(BlockingIOError):
                 self._reader.recv(4096)
 

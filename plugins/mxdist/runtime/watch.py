@@ -6,10 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from mxdist import processes
 from mxdist.runtime import exit_codes
 from mxdist.runtime.blame import Failure, missing_ranks
-from mxdist.runtime.world import Rank, World, read_json, tail
+from mxdist.runtime.place import read_json, tail
+from mxdist.runtime.world import Rank, World
 from mxdist.spec import EvaluationJob, Limits, TrainingJob
 from mxdist.store import Cause
 
@@ -38,11 +38,10 @@ class Watchdog:
     Clocks of other hosts do not matter: what counts is when a beat was seen to change.
     """
 
-    def __init__(self, world: World, limits: Limits, *, host: str) -> None:
+    def __init__(self, world: World, limits: Limits) -> None:
         now = time.monotonic()
         self._world = world
         self._limits = limits
-        self._host = host
         self._started_at = now
         self._first_joined_at: float | None = None
         self._all_joined_at: float | None = None
@@ -64,12 +63,12 @@ class Watchdog:
     def _stopped_helper(self, now: float) -> Failure | None:
         """A server that is stopped holds up every rank, so it comes before them; servers do not beat."""
         for helper in self._world.helpers:
-            name, process = helper.plan.name, processes.read(helper.process.pid)
-            if process is None or process.state not in "Tt":
+            name = helper.name
+            if not helper.stopped:
                 self._helpers_stopped.pop(name, None)
             elif now - self._helpers_stopped.setdefault(name, now) >= self._limits.stall_timeout_s:
                 message = f"{name} has been stopped by a signal for {self._limits.stall_timeout_s:g} s"
-                return Failure(Cause("stall", message, True, None, self._host), restart=True)
+                return Failure(Cause("stall", message, True, None, helper.host), restart=True)
         return None
 
     def _look(self, rank: Rank, now: float) -> None:
@@ -77,8 +76,7 @@ class Watchdog:
         beat = read_json(rank.folder / f"rank-{rank.number}.beat.json")
         if beat and beat != seen.beat:
             seen.beat, seen.changed_at = beat, now
-        process = processes.read(rank.process.pid)
-        if process is None or process.state not in "Tt":
+        if not rank.stopped:
             seen.stopped_at = None
         elif seen.stopped_at is None:
             seen.stopped_at = now
@@ -101,7 +99,8 @@ class Watchdog:
             return None
         named = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
         message = f"{named} did not join the world within {self._limits.start_timeout_s:g} s"
-        return Failure(Cause("start_timeout", message, True, missing[0], self._host), restart=True)
+        host = self._world.ranks[missing[0]].host
+        return Failure(Cause("start_timeout", message, True, missing[0], host), restart=True)
 
     def _stalled(self, now: float) -> Failure | None:
         limit_s = self._limits.stall_timeout_s
@@ -140,7 +139,7 @@ class Watchdog:
         return (seen.stopped_at is None, rank.number not in named, seen.step, seen.changed_at, rank.number)
 
     def _stall(self, rank: Rank, message: str) -> Failure:
-        return Failure(Cause("stall", message, True, rank.number, self._host), restart=True)
+        return Failure(Cause("stall", message, True, rank.number, rank.host), restart=True)
 
 
 def _is_patient(job: TrainingJob | EvaluationJob) -> bool:

@@ -128,6 +128,9 @@ class Limits(Spec):
     start_timeout_s: float = Field(120, gt=0, description="Until every rank has joined the world.")
     stall_timeout_s: float = Field(300, gt=0, description="Without progress of a rank, while training.")
     grace_s: float = Field(10, ge=0, description="Between asking a rank to stop and killing it.")
+    link_timeout_s: float = Field(
+        20, gt=0, description="Without a word from another host: it then counts as lost, and ends its ranks itself."
+    )
     max_restarts: int = Field(2, ge=0, description="World restarts within one attempt.")
 
 
