@@ -23,6 +23,7 @@ class Stage:
     """One task of the run.
 
     :param state: Airflow's word for it; None while it waits for others.
+    :param seconds: since its job was submitted, or else since Airflow says that it began, to now or its end.
     :param job: what its training job last reported, while it runs.
     :param retry_at: when it is tried again, in Unix seconds, if it waits for that.
     """
@@ -76,6 +77,7 @@ class Follower:
         self._runs = runs
         tasks = api.get(f"dags/{dag_id}/tasks")["tasks"]
         self._order = order_of(tasks)
+        self._begun: dict[str, float] = {}  # when jobs were submitted: Airflow's own time begins anew after each wait
         self._retry_delays = {task["task_id"]: _delay_s(task.get("retry_delay")) for task in tasks}
 
     def look(self) -> Snapshot:
@@ -104,7 +106,8 @@ class Follower:
         retry_at = None
         if task.get("state") == "up_for_retry" and task.get("end_date"):
             retry_at = datetime.fromisoformat(task["end_date"]).timestamp() + self._retry_delays.get(task_id, 0.0)
-        return Stage(task_id, task.get("state"), _seconds(task), int(task.get("try_number") or 0), retry_at=retry_at)
+        seconds = _seconds(task, self._begun.get(task_id))
+        return Stage(task_id, task.get("state"), seconds, int(task.get("try_number") or 0), retry_at=retry_at)
 
     def _job(self, stage: Stage) -> State | None:
         if not stage.active:
@@ -112,7 +115,10 @@ class Follower:
         key = job_key_for_airflow(self.dag_id, self.run_id, stage.task_id, -1)
         try:
             attempt = JobRun(self._runs, key).latest()
-            return attempt.read_state() if attempt else None
+            if attempt is None:
+                return None
+            self._begun.setdefault(stage.task_id, attempt.claim.submitted_at)
+            return attempt.read_state()
         except MxdistError:
             return None  # the view goes on without it
 
@@ -165,9 +171,10 @@ def _delay_s(delay: Any) -> float:
     return float(delay.get("days", 0) * 86400 + delay.get("seconds", 0) + delay.get("microseconds", 0) / 1e6)
 
 
-def _seconds(task: Mapping[str, Any]) -> float:
+def _seconds(task: Mapping[str, Any], submitted_at: float | None) -> float:
     if not task.get("start_date"):
         return 0.0
     begin = datetime.fromisoformat(task["start_date"]).timestamp()
+    begin = begin if submitted_at is None else min(begin, submitted_at)
     end = datetime.fromisoformat(task["end_date"]).timestamp() if task.get("end_date") else time.time()
     return max(0.0, end - begin)

@@ -19,10 +19,11 @@ def rows(stages: Sequence[Stage], results: Mapping[str, Any]) -> list[tuple[str,
 
 def _row(stage: Stage, result: Mapping[str, Any]) -> tuple[str, ...]:
     rate = result.get("samples_per_s")
+    seconds = max(stage.seconds, result.get("duration_s") or 0.0)  # it may have been over at the first look
     return (
         stage.task_id,
         state_word(stage.state),
-        duration_text(stage.seconds) if stage.seconds else "",
+        duration_text(seconds) if seconds else "",
         f"{rate:.0f}" if rate else "",
         _result(result),
         _model(result),

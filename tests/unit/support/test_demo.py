@@ -19,7 +19,9 @@ from follow.conf import demo_conf, params_of
 from follow.progress import Follower, Stage, order_of, reason_of
 from follow.summary import rows, table
 from follow.view import Plain, stage_text
-from mxdist.store import State, open_store
+from mxdist.launch.client import job_key_for_airflow
+from mxdist.spec import TrainingJob
+from mxdist.store import JobRun, State, open_store
 from stack.airflow_api import AirflowApi
 from steps import StepFailed, duration_text, run
 from support.places import REPOSITORY
@@ -62,6 +64,7 @@ class Api(AirflowApi):
     def __init__(self, earlier: list[dict[str, Any]]) -> None:
         super().__init__("http://127.0.0.1:9", "", "")
         self._earlier = earlier
+        self.of_mine: list[dict[str, Any]] = []
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         delay = {"__type": "TimeDelta", "days": 0, "seconds": 10, "microseconds": 0}
@@ -73,8 +76,8 @@ class Api(AirflowApi):
                     for name, after in names.items()
                 ]
             },
-            "dags/a_dag/dagRuns/mine": {"state": "queued"},
-            "dags/a_dag/dagRuns/mine/taskInstances?limit=100": {"task_instances": []},
+            "dags/a_dag/dagRuns/mine": {"state": "running" if self.of_mine else "queued"},
+            "dags/a_dag/dagRuns/mine/taskInstances?limit=100": {"task_instances": self.of_mine},
             "dags/a_dag/dagRuns?state=running&limit=1": {"dag_runs": [{"dag_run_id": "old"}] if self._earlier else []},
             "dags/a_dag/dagRuns/old/taskInstances?limit=100": {"task_instances": self._earlier},
         }
@@ -109,6 +112,33 @@ def test_the_table_says_the_words_of_the_view() -> None:
         "not started",
         "not started",
     ]
+
+
+def test_a_stage_lasts_from_the_submission_of_its_job(tmp_path: Path) -> None:
+    """Airflow's start date of a task that waited is that of its last resumption."""
+    runs = open_store(str(tmp_path))
+    job = TrainingJob.parse({"name": "train", "script": {"path": "/train.py"}})
+    attempt = JobRun(runs, job_key_for_airflow("a_dag", "mine", "train", -1)).claim(job, after=0)
+    begun = attempt.claim.submitted_at
+
+    def at(seconds: float) -> str:
+        return datetime.fromtimestamp(begun + seconds, UTC).isoformat()
+
+    waits = {"task_id": "train", "state": "deferred", "start_date": at(0.5), "try_number": 1}
+    resumed = {**waits, "state": "success", "start_date": at(98), "end_date": at(100)}
+    api = Api([])
+    follower = Follower(api, runs, "a_dag", "mine")
+    seconds = []
+    for task in (waits, resumed):
+        api.of_mine = [task]
+        seconds.append(follower.look().stages[1].seconds)
+    assert seconds[-1] == pytest.approx(100, abs=0.1)
+
+
+def test_the_table_takes_the_duration_of_a_job_that_was_over_at_once() -> None:
+    stage = Stage("train", "success", 2, 1)
+    (row,) = rows([stage], {"train": {"duration_s": 99.4}})
+    assert row[2] == "99 s"
 
 
 DAG_FILE = REPOSITORY / "dags/mnist_retrain.py"
