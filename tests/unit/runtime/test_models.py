@@ -112,3 +112,17 @@ def test_token_ids_that_no_table_has(name: str, x: np.ndarray, problem: str) -> 
     """MXNet would quietly take the last row of the table."""
     with pytest.raises(DataError, match=problem):
         fit(name, x)
+
+
+def test_gradients_are_replaced_at_every_step_whatever_a_recipe_wants() -> None:
+    net = mx.gluon.nn.HybridSequential()
+    net.add(mx.gluon.nn.Dense(3, in_units=2), mx.gluon.nn.Dense(1, in_units=3))
+    net.collect_params().setattr("grad_req", "add")
+    net[1].weight.grad_req = "null"
+    network.prepare(net, dtype=DType.FLOAT64, device=mx.cpu())
+    assert [one.grad_req for one in net.collect_params().values()] == ["write", "write", "null", "write"]
+    for _ in range(2):
+        with mx.autograd.record():
+            loss = net(mx.nd.ones((1, 2), dtype="float64")).sum()
+        loss.backward()
+    assert net[1].bias.grad().asscalar() == 1

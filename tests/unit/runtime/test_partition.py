@@ -111,6 +111,26 @@ def test_a_parameter_of_two_stages_is_refused() -> None:
     assert partition.check_separate(layers[:2], [0, 1]) is None
 
 
+def test_layers_that_share_a_parameter_stay_in_one_stage() -> None:
+    net = nn.HybridSequential()
+    twice = nn.Dense(4, in_units=4)
+    net.add(nn.Dense(4, in_units=4), twice, nn.Activation("relu"), twice, nn.Dense(4, in_units=4))
+    layers = partition.layers_of(net)
+    assert partition.begin(layers, layout(stages=2), [1, 9, 1, 9, 30]) == [0, 4]
+    assert partition.begin(layers, layout(stages=3), None) == [0, 1, 4]
+    with pytest.raises(SpecError, match="1 and 3 share a parameter, so they belong to one stage: 3 can be made, not 4"):
+        partition.begin(layers, layout(stages=4), None)
+
+
+def test_a_shared_layer_is_told_once() -> None:
+    net = nn.HybridSequential()
+    twice = nn.Dense(4, in_units=4)
+    net.add(twice, twice)
+    with pytest.raises(SpecError) as caught:
+        partition.check_separate(partition.layers_of(net), [0, 1])
+    assert len(caught.value.problems) == 1
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_balance_is_the_best_of_all_partitions(seed: int) -> None:
     generator = random.Random(seed)

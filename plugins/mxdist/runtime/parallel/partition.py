@@ -92,7 +92,13 @@ def begin(layers: Sequence[Layer], parallelism: Parallelism, costs: Sequence[flo
     stages = parallelism.stage_count
     if stages > len(layers):
         _refuse(layers, [Problem("parallelism.stages", f"there are {len(layers)} layers for {stages} stages")])
-    return balanced([1.0] * len(layers) if costs is None else costs, stages)
+    whole = _inseparable(layers)
+    if stages > len(whole):
+        one, other = max(_sharing(layers), key=lambda pair: pair[1] - pair[0])
+        what = f"{layers[one].name} and {layers[other].name} share a parameter, so they belong to one stage"
+        raise SpecError("The job", [Problem("parallelism.stages", f"{what}: {len(whole)} can be made, not {stages}")])
+    each = [1.0] * len(layers) if costs is None else costs
+    return [whole[part][0] for part in balanced([sum(each[number] for number in part) for part in whole], stages)]
 
 
 def balanced(costs: Sequence[float], parts: int) -> list[int]:
@@ -124,17 +130,39 @@ def check_separate(layers: Sequence[Layer], begins: Sequence[int]) -> None:
 
     :raises SpecError: naming the layers.
     """
-    owner: dict[int, tuple[int, str]] = {}
-    problems = []
-    for number, layer in enumerate(layers):
-        stage = sum(first <= number for first in begins) - 1
-        for parameter in layer.block.collect_params().values():
-            first, name = owner.setdefault(id(parameter), (stage, layer.name))
-            if first != stage:
-                what = f"{name} and {layer.name} share a parameter, but are in stages {first} and {stage}"
-                problems.append(Problem("parallelism.cuts", what))
+    stage_of = [sum(first <= number for first in begins) - 1 for number in range(len(layers))]
+    problems = {
+        f"{layers[one].name} and {layers[other].name} share a parameter, but are in stages {stage_of[one]} and "
+        f"{stage_of[other]}": None
+        for one, other in _sharing(layers)
+        if stage_of[one] != stage_of[other]
+    }
     if problems:
-        raise SpecError("The job", problems)
+        raise SpecError("The job", [Problem("parallelism.cuts", what) for what in problems])
+
+
+def _sharing(layers: Sequence[Layer]) -> list[tuple[int, int]]:
+    """Return the pairs of layers that share a parameter, each with the first one that has it."""
+    first: dict[int, int] = {}
+    return [
+        (first[id(parameter)], number)
+        for number, layer in enumerate(layers)
+        for parameter in layer.block.collect_params().values()
+        if first.setdefault(id(parameter), number) != number
+    ]
+
+
+def _inseparable(layers: Sequence[Layer]) -> list[range]:
+    """Return the parts that can be stages: layers that share a parameter, and all between them, stay together."""
+    earliest = list(range(len(layers)))
+    for one, other in _sharing(layers):
+        earliest[other] = min(earliest[other], one)
+    begins: list[int] = []
+    for number, bound in enumerate(earliest):
+        begins.append(number)
+        while begins[-1] > bound:
+            begins.pop()
+    return [range(begin, end) for begin, end in zip(begins, [*begins[1:], len(layers)], strict=True)]
 
 
 def parameter_bytes(layers: Sequence[Layer]) -> list[float]:
