@@ -122,7 +122,7 @@ class AgentLink(HostLink):
         number = next(self._ids)
         self._pieces[number] = root
         try:
-            self._ask("fetch", number=number, timeout_s=float("inf"), name=name)
+            self._ask("fetch", ident=number, timeout_s=float("inf"), name=name)
         finally:
             del self._pieces[number]
 
@@ -150,10 +150,10 @@ class AgentLink(HostLink):
         self._channel.close()
 
     def _ask(
-        self, what: str, *, number: int | None = None, timeout_s: float = ANSWER_S, **fields: Any
+        self, what: str, *, ident: int | None = None, timeout_s: float = ANSWER_S, **fields: Any
     ) -> Mapping[str, Any]:
         """Tell the agent to do something, and wait until it has."""
-        number = next(self._ids) if number is None else number
+        number = next(self._ids) if ident is None else ident
         future: Future[Mapping[str, Any]] = Future()
         with self._lock:
             if self.lost:

@@ -1,10 +1,10 @@
 """The supervisor: one process that owns an attempt from its start to its result.
 
-``python -m mxdist.runtime.supervisor <attempt dir> --incarnation N --secrets FILE``
+``python -m mxdist.runtime.supervisor <attempt dir> --incarnation N --secrets FILE [--foreground]``
 
-It detaches itself, claims its place in the run store, and tells its starter by the exit code of the process that was
-started. Then it starts a world of ranks, watches it, starts the next one while that can help, and ends with a result.
-It sleeps until a rank ends, a signal comes, or a second is over.
+It detaches itself unless it is to stay in the foreground, claims its place in the run store, and tells its starter by
+the exit code of the process that was started. Then it starts a world of ranks, watches it, starts the next one while
+that can help, and ends with a result. It sleeps until a rank ends, a signal comes, or a second is over.
 """
 
 from __future__ import annotations
@@ -309,24 +309,32 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--secrets", required=True)
+    parser.add_argument("--foreground", action="store_true", help="do not detach: somebody waits for the end")
     options = parser.parse_args(arguments)
     secrets = take_secrets(options.folder / options.secrets)
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    tell = None if options.foreground else _detach()
+    processes.adopt_orphans()
+    wake = Wake()
+    os.environ.update({name: value for name, value in secrets.items() if name not in SUPERVISOR_SECRETS})
+    place, attempt, told = open_place(options.folder, secrets)
+    ours = claim_place(attempt, options.incarnation, options.secrets)
+    if tell is not None:
+        os.write(tell, b"1")
+        os.close(tell)
+    if ours:
+        _supervise(place, attempt, Given(told, secrets), options.incarnation, wake)
+
+
+def _detach() -> int:
+    """Go on as a process of a session of its own; return the pipe by which the starter is told that all is well."""
     told, tell = os.pipe()
     if os.fork():
         os.close(tell)
         sys.exit(0 if os.read(told, 1) else 1)
     os.close(told)
     os.setsid()
-    processes.adopt_orphans()
-    wake = Wake()
-    os.environ.update({name: value for name, value in secrets.items() if name not in SUPERVISOR_SECRETS})
-    place, attempt, told = open_place(options.folder, secrets)
-    ours = claim_place(attempt, options.incarnation, options.secrets)
-    os.write(tell, b"1")
-    os.close(tell)
-    if ours:
-        _supervise(place, attempt, Given(told, secrets), options.incarnation, wake)
+    return tell
 
 
 def _host_lost(error: HostLost) -> Failure:

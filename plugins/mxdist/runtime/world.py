@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from mxdist.errors import HostLost
+from mxdist.launch import mpi
 from mxdist.launch.plan import Plan, RankPlan, localize
 from mxdist.launch.roles import RolePlan
+from mxdist.runtime import mpi_world
 from mxdist.runtime.blame import Exit
 from mxdist.runtime.crew import Order
+from mxdist.runtime.crew import keep_port as keep_port
 from mxdist.runtime.hosts import HostLink, Hosts
 from mxdist.runtime.orders import Meeting, orders
 from mxdist.runtime.place import JOURNAL, Place, log_of, read_json, tail, write_json
@@ -142,7 +145,7 @@ class World:
         write_json(self.folder / "job.json", localize(self.job, self.place.code).to_document())
         for rank in self.plan.ranks:
             log_of(self.folder, f"rank {rank.rank}").touch()
-        for role in self.plan.roles:
+        for role in (*self.plan.roles, *mpi_world.roles(self.plan)):
             log_of(self.folder, role.name).touch()
         self.hosts.each(self.hosts.links, self._open_at)
         if self.plan.roles:
@@ -169,10 +172,32 @@ class World:
         by_name = {host.name: link for host, link in zip(self.hosts.plans, links, strict=True)}
         self.helpers = [Helper(by_name[role.host], self.folder, role) for role in self.plan.roles]
         self.ranks = [Rank(by_name[plan.host], self.folder, plan) for plan in self.plan.ranks]
-        for found in self.hosts.each(links, lambda link: link.start(self._orders(link))):
+        places = self._places()
+        for found in self.hosts.each(links, lambda link: link.start(mpi_world.in_place(self._orders(link), places))):
             for member in self.members():
                 if member.name in found:
                     member.pid = found[member.name].pid
+
+    def _places(self) -> mpi_world.Places:
+        """Start mpirun, and return what each rank gets from it; empty for a world that needs none."""
+        mpirun = next((Helper(self.hosts.here, self.folder, role) for role in mpi_world.roles(self.plan)), None)
+        if mpirun is None:
+            return {}
+        self.helpers.append(mpirun)
+        order = Order(mpirun.name, mpirun.plan.command, mpirun.plan.environment)
+        mpirun.pid = mpirun.link.start([order])[order.name].pid
+        timeout_s = self.job.limits.start_timeout_s
+        return mpi_world.wait_for_places(self.folder, len(self.ranks), timeout_s=timeout_s, ended=self._mpirun_ended)
+
+    def _mpirun_ended(self) -> int | None:
+        """Return mpirun's exit code; None while it runs, or is not needed."""
+        self.reap()
+        return next((helper.exit_code for helper in self.helpers if helper.name == mpi.NAME), None)
+
+    def joined(self) -> set[int]:
+        """Return the ranks that have met the others, or wait for them."""
+        here = mpi_world.joined(self.folder, len(self.ranks)) if self.plan.starter else set()
+        return self.rendezvous.joined() | here
 
     def members(self) -> list[Rank | Helper]:
         """Return all processes of the world."""
@@ -238,10 +263,13 @@ class World:
         :raises LaunchError: one could not be ended.
         """
         try:
+            if self.plan.starter and not self.running():
+                mpi_world.dissolve(self.folder, ended=self._mpirun_ended)
             self._with_each(lambda link: link.end(grace_s=grace_s))
         finally:
             self.reap()
             self.rendezvous.close()
+            mpi_world.sweep(self.folder)
 
     def _orders(self, link: HostLink) -> list[Order]:
         return orders(self.plan, self.job, self.hosts.links.index(link), self.meeting)
