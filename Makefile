@@ -8,7 +8,7 @@ PYTEST_OPTIONS ?=
 ROW ?= loop loop_pinned overhead pipeline kvstore scaling peer memory_resnet152 memory_bert_base
 
 .DEFAULT_GOAL := help
-.PHONY: demo stop clean environments environment-mpi check test test-layouts test-mpi test-faults test-system test-docker bench lock help
+.PHONY: demo stop clean environments environment-mpi check test test-layouts test-mpi test-cluster test-faults test-system test-docker bench lock help
 
 demo: ## Build what is missing, start the services, retrain and promote a model (MXDIST_DEMO_CONF: DAG parameters)
 	@"$(PYTHON)" scripts/demo.py
@@ -39,6 +39,9 @@ test-layouts: environments ## The whole matrix: each layout against one process,
 
 test-mpi: environment-mpi ## Ranks over MPI: the law, and what goes wrong
 	$(NODE_MPI)/python -m pytest tests/mpi -n 2 --dist loadfile $(PYTEST_OPTIONS)
+
+test-cluster: environments ## Three nodes with networks, disks and sshd of their own: ssh, Slurm (needs root, and what .ci/run installs)
+	$(CONTROL)/python -m pytest tests/cluster $(PYTEST_OPTIONS)
 
 test-faults: environments ## Kill things under a real Airflow
 	$(CONTROL)/python -m pytest tests/faults $(PYTEST_OPTIONS)

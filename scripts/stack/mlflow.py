@@ -20,6 +20,7 @@ class Mlflow(Service):
     :param artifacts: where artifacts go: ``s3://bucket/prefix`` or a folder; default: a folder beside the database.
     :param s3: environment for S3: AWS keys and MLFLOW_S3_ENDPOINT_URL.
     :param password: of the user ``admin``; without one the server asks for none.
+    :param host: the one address it listens on.
     """
 
     name = "mlflow"
@@ -36,7 +37,9 @@ class Mlflow(Service):
         s3: Mapping[str, str] | None = None,
         password: str | None = None,
         flask_secret: str | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
+        self.host = host
         self.port = port or free_ports(1)[0]
         self.data = folder / "mlflow"
         self.artifacts = artifacts or str(self.data / "artifacts")
@@ -47,7 +50,7 @@ class Mlflow(Service):
     @property
     def url(self) -> str:
         """Where the server answers."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def credentials(self) -> dict[str, str]:
@@ -58,8 +61,8 @@ class Mlflow(Service):
 
     def command(self) -> Sequence[str]:
         # A host name other than these two gets 403 "Invalid Host header".
-        hosts = f"127.0.0.1:{self.port},localhost:{self.port}"
-        where = ["--host", "127.0.0.1", "--port", str(self.port), "--workers", "1", "--allowed-hosts", hosts]
+        hosts = f"{self.host}:{self.port},localhost:{self.port}"
+        where = ["--host", self.host, "--port", str(self.port), "--workers", "1", "--allowed-hosts", hosts]
         stores = ["--backend-store-uri", f"sqlite:///{self.data}/mlflow.db", "--artifacts-destination", self.artifacts]
         auth = [] if self.password is None else ["--app-name", "basic-auth"]
         return [self._program, "server", *where, *stores, *auth]

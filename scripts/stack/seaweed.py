@@ -23,6 +23,7 @@ class Seaweed(Service):
 
     :param ports: by SeaweedFS' own option names; default: free ones.
     :param weed: the binary.
+    :param host: the one address it listens on.
     """
 
     name = "seaweed"
@@ -37,7 +38,9 @@ class Seaweed(Service):
         weed: str,
         buckets: Sequence[str] = (),
         ports: dict[str, int] | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
+        self.host = host
         self.access_key = access_key
         self.secret_key = secret_key
         self.buckets = tuple(buckets)
@@ -52,7 +55,7 @@ class Seaweed(Service):
     @property
     def endpoint_url(self) -> str:
         """Where S3 answers."""
-        return f"http://127.0.0.1:{self.ports['s3.port']}"
+        return f"http://{self.host}:{self.ports['s3.port']}"
 
     @property
     def credentials(self) -> dict[str, str]:
@@ -61,7 +64,8 @@ class Seaweed(Service):
 
     def command(self) -> Sequence[str]:
         ports = [f"-{option}={port}" for option, port in self.ports.items()]
-        fixed = ["-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-admin.ui=false", "-webdav=false", "-master.telemetry=false"]
+        where = [f"-ip={self.host}", f"-ip.bind={self.host}"]
+        fixed = [*where, "-admin.ui=false", "-webdav=false", "-master.telemetry=false"]
         unused = ["-s3.port.iceberg=0", "-s3.port.lance=0", "-s3.autoCreateBucket=false"]
         return [self._weed, "mini", f"-dir={self.data}", *fixed, *unused, *ports]
 
