@@ -23,8 +23,10 @@ from mxdist.runtime.channel import CommandOpener, Opener
 from mxdist.runtime.hosts import HereLink, Hosts
 from mxdist.runtime.place import Place
 from mxdist.runtime.remote import AgentLink
+from mxdist.runtime.ssh_channel import SshOpener
 from mxdist.spec import EvaluationJob, TrainingJob
 from mxdist.spec.cluster import ClusterKind
+from mxdist.ssh import SshAccess
 
 SRUN = ("srun", "--overlap", "--exact", "-N1", "-n1", "--nodelist={host}", "--unbuffered", "--input=0", "--quiet")
 _GREET_S = 60.0
@@ -85,10 +87,16 @@ class Summoner:
         }
 
 
-def choose_opener(job: TrainingJob | EvaluationJob, told: Mapping[str, Any], secrets: Mapping[str, str]) -> Opener:
+def choose_opener(
+    job: TrainingJob | EvaluationJob,
+    told: Mapping[str, Any],
+    secrets: Mapping[str, str],
+    others: Sequence[HostPlan] = (),
+) -> Opener:
     """Return how the other hosts of ``job`` are reached.
 
     :param secrets: the supervisor's: with the key for ssh.
+    :param others: all of them: connections are made ahead.
     :raises LaunchError: no way is known.
     """
     asked = told.get("opener") or {}
@@ -98,6 +106,9 @@ def choose_opener(job: TrainingJob | EvaluationJob, told: Mapping[str, Any], sec
         return CommandOpener(asked["prefix"])
     if how == "srun":
         return CommandOpener(SRUN)
+    if how == "ssh":
+        access = SshAccess.from_environment(secrets).with_opener(asked).for_job(job.cluster.ssh)
+        return SshOpener(access, others)
     raise LaunchError(f"no way to other hosts is known for a cluster of kind {job.cluster.kind}.", retryable=False)
 
 
@@ -127,7 +138,8 @@ def gather(
     python = job.cluster.python or sys.executable
     if len(plans) == 1 and index == 0:
         return Hosts(plans, HereLink(names[0], place))
-    summoner = Summoner(place, job, plans, told, choose_opener(job, told, secrets), python, wake)
+    others = [host for number, host in enumerate(plans) if number != index]
+    summoner = Summoner(place, job, plans, told, choose_opener(job, told, secrets, others), python, wake)
     spared: list[AgentLink] = []
 
     def open_link(number: int) -> AgentLink:

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mxdist.ssh.access import SECRET_NAMES, SshAccess, SshHost
+from mxdist.ssh.access import SshAccess, SshHost
 
 if TYPE_CHECKING:
     from mxdist.ssh.connections import Done, Ssh
     from mxdist.ssh.process import SshProcess
 
-__all__ = ["SECRET_NAMES", "Done", "Ssh", "SshAccess", "SshHost", "SshProcess"]
+__all__ = ["Done", "Ssh", "SshAccess", "SshHost", "SshProcess"]
 
 
 def __getattr__(name: str) -> Any:

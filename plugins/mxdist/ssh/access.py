@@ -6,23 +6,15 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from mxdist.environment import SUPERVISOR_SECRETS
 from mxdist.errors import LaunchError
 
 if TYPE_CHECKING:
     from asyncssh import SSHKey, SSHKnownHosts
 
     from mxdist.spec.platforms import Ssh
-
-SECRET_NAMES = (
-    "MXDIST_SSH_KEY",
-    "MXDIST_SSH_PASSPHRASE",
-    "MXDIST_SSH_KNOWN_HOSTS",
-    "MXDIST_SSH_USER",
-    "MXDIST_SSH_PORT",
-)
-"""What the supervisor needs to reach the other hosts. It keeps them: no rank has them in its environment."""
 
 DEFAULT_PORT = 22
 USER_FILE = Path("~/.ssh/known_hosts")
@@ -91,7 +83,7 @@ class SshAccess:
         )
 
     def secrets(self, hosts: Iterable[SshHost] = ()) -> dict[str, str]:
-        """Return what a supervisor needs to do as this process does, by the names of ``SECRET_NAMES``.
+        """Return what a supervisor needs to log in as this process does, by the names of ``SUPERVISOR_SECRETS``.
 
         :param hosts: those whose keys it has to know; without lines of its own, this access looks them up here.
         """
@@ -100,10 +92,16 @@ class SshAccess:
             "MXDIST_SSH_KEY": self.key,
             "MXDIST_SSH_PASSPHRASE": self.passphrase if self.key else None,
             "MXDIST_SSH_KNOWN_HOSTS": "\n".join(lines),
-            "MXDIST_SSH_USER": self.user,
-            "MXDIST_SSH_PORT": str(self.port) if self.port else None,
         }
-        return {name: value for name, value in named.items() if value}
+        return {name: named[name] or "" for name in SUPERVISOR_SECRETS if named[name]}
+
+    def opener(self) -> dict[str, Any]:
+        """Return what else it is told: ``opener`` of its document."""
+        return {"how": "ssh", "user": self.user, "port": self.port}
+
+    def with_opener(self, told: Mapping[str, Any]) -> SshAccess:
+        """Return this access with what ``opener`` says."""
+        return replace(self, user=told.get("user") or self.user, port=told.get("port") or self.port)
 
     def port_of(self, host: SshHost) -> int:
         """Return where the host's sshd listens."""
