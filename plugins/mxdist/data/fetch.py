@@ -5,6 +5,10 @@ The cache is content-addressed and shared by all processes of a host::
     blobs/<2 digits>/<sha256>    each content once, over all versions and datasets
     versions/<version>/...       one version, as it was staged: hard links to the blobs
     locks/<version>.lock         one process fills or repairs a version, the others wait for it
+    locks/<version>.used         held, together, by the processes that read a version
+    locks/blobs.lock             held, together, by the processes that fill one
+
+`mxdist prune` takes nothing that is held. The kernel gives all of these back when a process ends, however it ends.
 
 A file counts only after its SHA-256 was computed from the disk, in this call. So a damaged cache repairs itself, and a
 damaged object in the store stops the job before its first step.
@@ -21,6 +25,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from mxdist.data.manifest import DatasetStore, File, Manifest, load_manifest, sha256_of
 from mxdist.data.pool import in_parallel
@@ -30,6 +35,8 @@ from mxdist.store import Credentials
 
 log = logging.getLogger(__name__)
 
+BLOBS_LOCK = "blobs.lock"
+_HELD: list[IO[str]] = []  # by this process
 _WORKERS = 8
 _SMALL_BYTES = 4 << 20
 _SPARE_BYTES = 64 << 20
@@ -43,11 +50,13 @@ def fetch(
     storage: Storage | None = None,
     credentials: Credentials | None = None,
     session: str | None = None,
+    hold: bool = False,
 ) -> Path:
     """Return a folder that holds exactly the files of one dataset version. Only read from it.
 
     :param cache: the cache of this host; made if it is not there.
     :param session: processes that name the same session (the ranks of one world) verify once, not once each.
+    :param hold: keep the version from being pruned for as long as this process lives.
     :raises DataError: there is no such version, or a file of it is missing, cut short or damaged: it is named.
     :raises StoreError: the store could not be reached or refused.
     """
@@ -61,6 +70,9 @@ def fetch(
                 _fill(dataset, manifest, cache, folder)
                 if session is not None:
                     seen.write_text(session)
+            if hold:
+                _HELD.append(locked(cache / "locks" / f"{version}.used", fcntl.LOCK_SH))
+            os.utime(folder)  # so that a prune sees when it was asked for
     except OSError as error:
         raise DataError(
             f"cannot use the cache {cache}: {error.strerror or error}.",
@@ -70,16 +82,29 @@ def fetch(
     return folder
 
 
+def locked(path: Path, how: int) -> IO[str]:
+    """Return an open file that holds a lock until it is closed: ``how`` is as for ``flock``.
+
+    :raises BlockingIOError: another process holds it, and ``how`` says not to wait.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    file = path.open("a")
+    try:
+        fcntl.flock(file, how)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold a lock that the kernel gives back when its process ends, however it ends."""
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("Waiting for another process that fills the cache: %s.", path)
-            fcntl.flock(file, fcntl.LOCK_EX)
+    try:
+        file = locked(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        log.info("Waiting for another process that fills the cache: %s.", path)
+        file = locked(path, fcntl.LOCK_EX)
+    with file:
         yield
 
 
@@ -102,9 +127,10 @@ def _fill(dataset: DatasetStore, manifest: Manifest, cache: Path, folder: Path) 
     scratch.mkdir(parents=True)
     distinct = list({file.sha256: file for file in bad}.values())
     _need_space(sum(file.size for file in distinct if not _blob(cache, file).exists()), cache)
-    in_parallel(lambda file: _ensure_blob(dataset, file, _blob(cache, file), scratch), distinct, _WORKERS)
-    for file in bad:
-        _link(_blob(cache, file), folder / file.path, scratch)
+    with locked(cache / "locks" / BLOBS_LOCK, fcntl.LOCK_SH):
+        in_parallel(lambda file: _ensure_blob(dataset, file, _blob(cache, file), scratch), distinct, _WORKERS)
+        for file in bad:
+            _link(_blob(cache, file), folder / file.path, scratch)
     shutil.rmtree(scratch)
 
 

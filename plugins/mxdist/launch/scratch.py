@@ -14,18 +14,20 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mxdist import processes
+from mxdist.data.fetch import BLOBS_LOCK, locked
 from mxdist.errors import MxdistError
 from mxdist.store import JobRun, open_store
 from mxdist.store.sequence import WIDTH
 
 DATASETS = ".datasets"
 _PRUNED = ".pruned-"
+_AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,8 @@ def prune_scratch(workdir: Path, *, older_than_s: float, dry_run: bool = False) 
 def prune_datasets(workdir: Path, *, older_than_s: float, dry_run: bool = False) -> Iterator[Left]:
     """Delete the copies of dataset versions that no world has asked for in the last ``older_than_s`` seconds.
 
-    All of them stay while a job of this work folder is under way: what it reads must not vanish. A version that is
-    needed again is fetched again.
+    All of them stay while a job of this work folder is under way, and each while any process reads it, such as that
+    of `mxdist plan --estimate`. A version that is needed again is fetched again.
     """
     cache = workdir / DATASETS
     for folder, told in _attempts(workdir):
@@ -76,10 +78,8 @@ def prune_datasets(workdir: Path, *, older_than_s: float, dry_run: bool = False)
     before = time.time() - older_than_s
     for folder in sorted(path for path in cache.glob("versions/*") if path.is_dir()):
         yield from _prune_version(cache, folder, before, dry_run)
-    if not dry_run:
-        size = sum(_prune_blobs(cache, before))
-        if size:
-            yield Left(cache / "blobs", size)
+    if not dry_run and (cache / "blobs").is_dir():
+        yield from _prune_unlinked(cache, before)
 
 
 def _attempts(workdir: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -109,15 +109,15 @@ def _why_kept(told: dict[str, Any], older_than_s: float) -> str:
 
 def _prune_version(cache: Path, folder: Path, before: float, dry_run: bool) -> Iterator[Left]:
     session = folder.with_name(f"{folder.name}.session")  # written by every world that uses the version
-    lock = cache / "locks" / f"{folder.name}.lock"
-    lock.parent.mkdir(exist_ok=True, mode=0o700)
-    with lock.open("a") as file:
+    locks = cache / "locks"
+    with ExitStack() as held:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.enter_context(locked(locks / f"{folder.name}.lock", _AT_ONCE))
+            held.enter_context(locked(locks / f"{folder.name}.used", _AT_ONCE))
         except BlockingIOError:
-            yield Left(folder, kept="it is being fetched")
+            yield Left(folder, kept="a process fetches or reads it")
             return
-        if (session if session.exists() else folder).stat().st_mtime > before:
+        if max(path.stat().st_mtime for path in (folder, session) if path.exists()) > before:
             yield Left(folder, kept="it was used a short while ago")
             return
         size = _size(folder, lambda found: found.st_nlink <= 2)  # what other versions share stays
@@ -127,12 +127,25 @@ def _prune_version(cache: Path, folder: Path, before: float, dry_run: bool) -> I
     yield Left(folder, size)
 
 
+def _prune_unlinked(cache: Path, before: float) -> Iterator[Left]:
+    blobs = cache / "blobs"
+    try:
+        lock = locked(cache / "locks" / BLOBS_LOCK, _AT_ONCE)
+    except BlockingIOError:  # a process that fills a version may be about to link one
+        yield Left(blobs, kept="a process fetches a version")
+        return
+    with lock:
+        size = sum(_prune_blobs(cache, before))
+    if size:
+        yield Left(blobs, size)
+
+
 def _prune_blobs(cache: Path, before: float) -> Iterator[int]:
     """Delete the contents that no version links to any more; yield the size of those that no version had."""
     for blob in cache.glob("blobs/*/*"):
         with suppress(FileNotFoundError):
             found = blob.stat()
-            if found.st_nlink == 1 and found.st_mtime < before:  # a new one is about to be linked
+            if found.st_nlink == 1 and found.st_mtime < before:
                 blob.unlink()
                 if found.st_ctime < before:
                     yield found.st_size

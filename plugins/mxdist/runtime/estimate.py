@@ -328,7 +328,8 @@ def main(arguments: Sequence[str]) -> int:
         if not isinstance(job, TrainingJob) or job.model is None or job.dataset is None:
             raise DataError("only a training of mxdist's own loop has a memory that can be estimated.")
         base = resident("VmRSS")
-        folder = fetch(job.dataset.manifest_uri, job.dataset.version, Path(arguments[1]), storage=job.storage)
+        named = job.dataset.manifest_uri, job.dataset.version
+        folder = fetch(*named, Path(arguments[1]), storage=job.storage, hold=True)
         train = Recipe(job.model).examples(folder, "train", job.dataset.labels)
         if train is None:
             raise DataError(f"dataset {job.dataset.manifest_uri} has no train split.")

@@ -169,7 +169,7 @@ def fetch_dataset(dataset: Dataset, job: Any, worker: Worker) -> Path:
     # Beside the attempts of all jobs: <workdir>/<job key>/<attempt>.
     cache = scratch.parents[1] / ".datasets" if len(scratch.parents) > 1 else scratch / ".datasets"
     with worker.busy(0):
-        return fetch(dataset.manifest_uri, dataset.version, cache, storage=job.storage, session=session)
+        return fetch(dataset.manifest_uri, dataset.version, cache, storage=job.storage, session=session, hold=True)
 
 
 def _check_values(recipe: Recipe, parts: list[Examples], job: TrainingJob) -> None:

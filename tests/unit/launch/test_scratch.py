@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import mxdist.data.fetch as fetching
 from mxdist import processes
 from mxdist.data.fetch import fetch
 from mxdist.data.stage import stage
@@ -152,7 +154,8 @@ def versions(tmp_path: Path, workdir: Path) -> dict[str, Path]:
         staged = stage(str(source), str(tmp_path / "lake"), "digits", as_of="2026-01-01")
         made[name] = fetch(staged["manifest_uri"], staged["version"], workdir / ".datasets", session="world")
     week_ago = time.time() - 8 * DAY_S
-    os.utime(made["old"].with_name(f"{made['old'].name}.session"), (week_ago, week_ago))
+    for used in (made["old"], made["old"].with_name(f"{made['old'].name}.session")):
+        os.utime(used, (week_ago, week_ago))
     for blob in (workdir / ".datasets").glob("blobs/*/*"):
         os.utime(blob, (week_ago, week_ago))
     return made
@@ -182,3 +185,76 @@ def test_datasets_stay_while_a_job_is_under_way(workdir: Path, versions: dict[st
 
     assert "is not over" in left.kept
     assert versions["old"].exists()
+
+
+def staged_in(tmp_path: Path) -> tuple[str, str]:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "a.bin").write_bytes(b"a" * 1000)
+    staged = stage(str(source), str(tmp_path / "lake"), "digits", as_of="2026-01-01")
+    return staged["manifest_uri"], staged["version"]
+
+
+_READER = """
+import sys
+from pathlib import Path
+from mxdist.data.fetch import fetch
+fetch(sys.argv[1], sys.argv[2], Path(sys.argv[3]), hold=True)
+print("reads", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_version_stays_while_a_process_reads_it(tmp_path: Path, workdir: Path) -> None:
+    """A reader that belongs to no job, such as that of `plan --estimate`; killed, it holds nothing any more."""
+    cache, named = workdir / ".datasets", staged_in(tmp_path)
+    reader = subprocess.Popen(
+        [sys.executable, "-c", _READER, *named, str(cache)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert reader.stdout is not None
+    assert reader.stdin is not None
+    with reader.stdin, reader.stdout:
+        assert reader.stdout.readline() == b"reads\n"
+        (left,) = prune_datasets(workdir, older_than_s=0)
+        assert "reads it" in left.kept
+        assert (cache / "versions" / named[1] / "a.bin").exists()
+        reader.kill()
+        reader.wait(30)
+    (left, *_) = prune_datasets(workdir, older_than_s=0)
+    assert (left.kept, left.size_bytes) == ("", 1000)
+    assert not (cache / "versions" / named[1]).exists()
+
+
+def test_version_that_was_just_asked_for_stays(tmp_path: Path, workdir: Path) -> None:
+    named = staged_in(tmp_path)
+    folder = fetch(*named, workdir / ".datasets")
+    week_ago = time.time() - 8 * DAY_S
+    os.utime(folder, (week_ago, week_ago))
+    fetch(*named, workdir / ".datasets")
+    (left,) = prune_datasets(workdir, older_than_s=WEEK_S)
+    assert left.kept == "it was used a short while ago"
+
+
+def test_contents_stay_while_a_version_is_being_filled(
+    tmp_path: Path, workdir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fetch has found an old blob that no version links to, and is about to link it when a prune comes."""
+    cache, named = workdir / ".datasets", staged_in(tmp_path)
+    shutil.rmtree(fetch(*named, cache))
+    (blob,) = cache.glob("blobs/*/*")
+    week_ago = time.time() - 8 * DAY_S
+    os.utime(blob, (week_ago, week_ago))
+    said: list[str] = []
+    link = fetching._link
+
+    def late(*paths: Path) -> None:
+        said.extend(left.kept for left in prune_datasets(workdir, older_than_s=WEEK_S))
+        link(*paths)
+
+    monkeypatch.setattr(fetching, "_link", late)
+    folder = fetch(*named, cache)
+    assert (folder / "a.bin").read_bytes() == b"a" * 1000
+    assert said == ["a process fetches or reads it", "a process fetches a version"]
