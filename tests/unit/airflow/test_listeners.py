@@ -241,17 +241,18 @@ def test_end_of_a_run_leaves_a_finished_job_alone(asked: list[listeners.Note], a
     assert attempt.cancel_intent() is None
 
 
-@pytest.mark.parametrize("success", [True, False], ids=["marked success", "marked failed"])
-def test_mark_by_hand_ends_the_job(asked: list[listeners.Note], attempt: Attempt, success: bool) -> None:
-    if success:
-        listeners.on_task_instance_success(None, TASK)
-    else:
+@pytest.mark.parametrize("mark", ["success", "failed", "skipped"])
+def test_mark_by_hand_ends_the_job(asked: list[listeners.Note], attempt: Attempt, mark: str) -> None:
+    if mark == "failed":
         listeners.on_task_instance_failed(None, TASK, "marked")
+    else:
+        getattr(listeners, f"on_task_instance_{mark}")(None, TASK)
     settled()
-    assert asked == [listeners.Note("a_dag", "a_run", success, "train", -1)]
+    assert asked == [listeners.Note("a_dag", "a_run", mark == "success", "train", -1)]
     intent = attempt.cancel_intent()
     assert intent is not None
-    assert (intent.by, intent.marked_success) == ("user", success)
+    assert (intent.by, intent.marked_success) == ("user", mark == "success")
+    assert f"marked as {mark}" in intent.reason
 
 
 def test_task_that_ends_by_itself_keeps_its_job(asked: list[listeners.Note], attempt: Attempt) -> None:
