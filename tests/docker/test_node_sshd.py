@@ -49,13 +49,14 @@ class Site:
         }  # fmt: skip
 
     @contextmanager
-    def node(self, name: str, port: int) -> Iterator[None]:
+    def node(self, name: str, port: int, **variables: str) -> Iterator[None]:
         """Run one node's sshd. StrictModes is off because /tmp is writable by all; root may enter if we are root."""
         more = ["-o", "StrictModes=no", "-o", "ListenAddress=127.0.0.1", "-o", "PermitRootLogin=prohibit-password"]
         # The first word of an option counts, so it has to come before the configuration's own.
         with (self.folder / f"{name}.log").open("ab") as log:
             command = [str(REPOSITORY / "docker/node-sshd"), *more]
-            server = subprocess.Popen(command, env=self.environment(name, port), stdout=log, stderr=log)
+            environment = self.environment(name, port) | variables
+            server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
             assert wait_until(lambda: bool(self.scan(port)), 60), (self.folder / f"{name}.log").read_text()
             yield
@@ -65,14 +66,14 @@ class Site:
 
     def scan(self, port: int) -> str:
         """Return the host key that answers at a port."""
-        command = ["ssh-keyscan", "-T", "5", "-t", "ed25519", "-p", str(port), "127.0.0.1"]
+        command = ["ssh-keyscan", "-T", "5", "-t", "ed25519,ecdsa", "-p", str(port), "127.0.0.1"]
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout.partition(" ")[2]
 
     def ssh(self, name: str, port: int, *options: str) -> subprocess.CompletedProcess[str]:
-        """Run a command on a node, which is verified under its own name."""
+        """Run a command on a node, which is verified under its own name; the first value of an option counts."""
         fixed = ["-F", "none", "-p", str(port), "-o", f"UserKnownHostsFile={self.known_hosts}", "-o", "BatchMode=yes"]
         verified = ["-o", f"HostKeyAlias=[{name}]:{port}", "-o", "StrictHostKeyChecking=yes"]
-        command = ["ssh", *fixed, *verified, *options, f"{USER}@127.0.0.1", "echo", "done"]
+        command = ["ssh", *options, *fixed, *verified, f"{USER}@127.0.0.1", "echo", "done"]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -113,6 +114,26 @@ def test_a_node_keeps_its_host_key(site: Site) -> None:
         assert site.scan(port) == key
     assert len(site.known_hosts.read_text().splitlines()) == 1
     assert (site.folder / "node1/host_key").stat().st_mode & 0o77 == 0
+
+
+def test_a_worker_of_an_mpijob_shows_the_jobs_own_key(site: Site) -> None:
+    (port,) = free_ports(1)
+    pair = site.folder / "pair"  # as the operator makes and mounts it
+    pair.mkdir()
+    make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", pair / "id_rsa"]
+    subprocess.run(make, check=True)
+    (pair / "id_rsa").chmod(0o600)
+    known = site.folder / "of_the_launcher"
+    known.write_text(f"* {' '.join((pair / 'id_rsa.pub').read_text().split()[:2])}\n")
+    with site.node("worker", port, MXDIST_SSH_PAIR=str(pair)):
+        only = ["-o", f"UserKnownHostsFile={known}", "-o", "IdentitiesOnly=yes"]
+        done = site.ssh("worker", port, *only, "-i", str(pair / "id_rsa"))
+        assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+        assert "(publickey)" in site.ssh("worker", port, *only, "-i", str(site.key)).stderr  # of the site, not the job
+        known.write_text(f"* {' '.join(site.key.with_suffix('.pub').read_text().split()[:2])}\n")
+        assert site.ssh("worker", port, *only, "-i", str(pair / "id_rsa")).returncode == 255
+    assert (site.folder / "worker/host_key").stat().st_mode & 0o77 == 0
+    assert not site.known_hosts.exists()
 
 
 def test_a_node_that_nobody_could_enter_does_not_start(site: Site) -> None:
