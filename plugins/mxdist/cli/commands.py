@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import mxdist
-from mxdist.cli import estimate, prune, setting, stage
+from mxdist.cli import estimate, preflight, prune, setting, stage
 from mxdist.cli.follow import Follower, describe_progress, describe_result, exit_code
 from mxdist.errors import MxdistError, NotFound
 from mxdist.launch import JobClient, collect
@@ -200,10 +200,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add(commands, "schema", schema)
     stage.takes(_add(commands, "stage", stage.stage))
-    for name, command in (("plan", plan), ("submit", submit), ("run", run)):
+    for name, command in (("plan", plan), ("preflight", preflight.preflight), ("submit", submit), ("run", run)):
         one = _add(commands, name, command)
         _takes_file(one)
         _takes_places(one)
+        if name == "preflight":
+            preflight.takes(one)
         if name == "plan":
             one.add_argument("--json", action="store_true", help="as JSON")
             one.add_argument("--estimate", action="store_true", help="the memory it needs, too; fetches the dataset")

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from mxdist.cli.jobfile import read_job
 from mxdist.errors import Problem, SpecError
-from mxdist.launch import SECRET_NAMES, JobClient, LocalLauncher, job_key_for_cli
+from mxdist.launch import SECRET_NAMES, JobClient, job_key_for_cli
 from mxdist.launch.client import JOB_KEY
+from mxdist.launch.platforms import Platforms
 from mxdist.spec import EvaluationJob, TrainingJob
 from mxdist.store import Attempt, open_store
 
@@ -39,7 +40,12 @@ def client(options: argparse.Namespace, job: TrainingJob | EvaluationJob | None 
     uri = absolute(options.runs or default_runs())
     endpoint = options.endpoint_url or (job.storage.endpoint_url if job else None)
     region = job.storage.region if job else None
-    return JobClient(open_store(uri, endpoint_url=endpoint, region=region), LocalLauncher(workdir=options.workdir))
+    return JobClient(open_store(uri, endpoint_url=endpoint, region=region), platforms(options))
+
+
+def platforms(options: argparse.Namespace) -> Platforms:
+    """Return the launcher of all platforms, reached with the user's own keys."""
+    return Platforms(workdir=options.workdir)
 
 
 def job(options: argparse.Namespace) -> TrainingJob | EvaluationJob:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mxdist.errors import Problem, SpecError
-from mxdist.spec import EvaluationJob, TrainingJob
 from mxdist.spec.cluster import Cluster, ClusterKind
+from mxdist.spec.job import BaseJob
 
 LOOPBACK = "127.0.0.1"
 
@@ -49,7 +49,7 @@ class Seat:
     cross_size: int
 
 
-def place(job: TrainingJob | EvaluationJob, hosts: Sequence[str] | None = None) -> tuple[HostPlan, ...]:
+def place(job: BaseJob, hosts: Sequence[str] | None = None) -> tuple[HostPlan, ...]:
     """Return the hosts that ``job`` uses, in order; those that would get no rank are left out.
 
     :param hosts: their real names, where the platform chooses them; default: the inventory, or placeholders.

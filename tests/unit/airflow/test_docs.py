@@ -16,7 +16,7 @@ from airflow.sdk import BaseOperator
 from mxdist.cli.commands import _parser
 from mxdist.cli.follow import exit_code
 from mxdist.cli.jobfile import read_job
-from mxdist.errors import MxdistError, PreflightError, SpecError
+from mxdist.errors import MxdistError, SpecError
 from mxdist.hooks.cluster import AwsExtras, ClusterSettings
 from mxdist.hooks.mlflow import MlflowExtras
 from mxdist.launch.plan import RUNTIME_NAMES, SECRET_NAMES
@@ -171,7 +171,7 @@ def test_every_state_is_in_the_table() -> None:
 def test_exit_codes_of_the_command_are_those_of_errors_and_states() -> None:
     text = section("docs/running.md", "Exit codes").partition("Of a rank")[0]
     told = {int(line.split("|")[1]) for line in text.splitlines() if re.match(r"\| \d", line)}
-    raised = {kind.exit_code for kind in _tree(MxdistError) if kind is not PreflightError}  # nothing raises it yet
+    raised = {kind.exit_code for kind in _tree(MxdistError)}
     assert told == raised | {exit_code(state) for state in STATUS}
 
 
