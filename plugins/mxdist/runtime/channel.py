@@ -112,7 +112,11 @@ class PipeChannel(Channel):
     def lines(self) -> Iterator[bytes]:
         """See ``Channel``."""
         assert self._process.stdout is not None  # noqa: S101
-        with contextlib.suppress(ValueError, OSError), open(self._process.stdout.fileno(), "rb", closefd=False) as file:
+        with (
+            self._process.stdout as pipe,
+            contextlib.suppress(ValueError, OSError),
+            open(pipe.fileno(), "rb", closefd=False) as file,
+        ):
             while line := file.readline(MAX_LINE_BYTES):
                 yield line.rstrip(b"\r\n")
 
@@ -154,3 +158,4 @@ class PipeChannel(Channel):
         with contextlib.suppress(ValueError, OSError):
             while said := os.read(self._process.stderr.fileno(), 4096):
                 self._said = (self._said + said)[-_COMPLAINT_BYTES:]
+        self._process.stderr.close()
