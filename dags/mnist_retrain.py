@@ -36,7 +36,9 @@ PARAMS = {
     "margin": Param(0.0, "Accuracy that a new champion must gain.", type="number", minimum=0, maximum=1),
     "seed": Param(0, "Of first weights and data order.", type="integer", minimum=0, maximum=2**31 - 1),
 }
+MODEL = "mnist_5_to_9"
 TRAINING: dict[str, Any] = {
+    "turn_of": MODEL,  # one run at a time trains for it, from the first training on
     "batch_size": "{{ params.batch_size }}",
     "world_size": "{{ params.world_size }}",
     "parallelism": {"strategy": "{{ params.strategy }}"},
@@ -81,7 +83,7 @@ with DAG(
         init_from=transfer.output,
         epochs="{{ params.finetune_epochs }}",
         learning_rate="{{ params.finetune_rate }}",
-        registered_model="mnist_5_to_9",
+        registered_model=MODEL,
         **TRAINING,
     )
     evaluate = EvaluateModelOperator(task_id="evaluate", challenger=finetune.output)

@@ -123,6 +123,10 @@ class JobOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Submit the job, or find it again; then wait for it without a worker."""
+        return self.begin(context)
+
+    def begin(self, context: Context) -> dict[str, Any]:
+        """Do the work of ``execute``, which Airflow lets nobody call but itself."""
         with as_airflow():
             if self.check_conf:
                 check_conf(context)
@@ -131,12 +135,16 @@ class JobOperator(BaseOperator):
             client, key = hook.job_client(), job_key_of(context)
             self._announce(context, hook, key)
             self._end_earlier_life(client, key, life_of(context))
+            self.before_submission(context, client, key)
             submission = client.submit(job, key, source=source_of(context), secrets=self._secrets(hook))
             self._stop_if_killed(client, submission.attempt)
             self.log.info("Job %s, attempt %d: %s.", key, submission.attempt.number, submission.how)
             if submission.how == "finished":
                 return self._finish(context, submission.attempt)
             self._wait(context, submission.attempt, hook.settings.runs_uri)
+
+    def before_submission(self, context: Context, client: JobClient, key: str) -> None:
+        """Do what must be done before the job is submitted; it may also wait, or skip the task."""
 
     def execute_complete(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on where the trigger stopped watching."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mxdist.errors import Problem, SpecError
+from mxdist.errors import LaunchError, Problem, SpecError
 from mxdist.hooks.mlflow import MlflowHook
 from mxdist.links.mlflow import MlflowModelLink
 from mxdist.operators.base import JobOperator
 from mxdist.operators.early import MODEL_URI
+from mxdist.operators.failures import as_airflow
 from mxdist.operators.files import beside_dag
+from mxdist.operators.turn import WAIT, check_policy, take_turn
 from mxdist.spec import NETWORKS, TrainingJob
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from mxdist.launch.client import JobClient
     from mxdist.store import Attempt, Result
 
 _METRICS_KEPT = 30
@@ -39,6 +42,10 @@ class DistributedTrainOperator(JobOperator):
     :param seed: of initial weights, data order and dropout.
     :param job: other fields of ``TrainingJob``: ``dtype``, ``shuffle``, ``checkpoints``.
     :param registered_model: register the model under this name in MLflow.
+    :param turn_of: the registered model that this training is for; one DAG run at a time trains for it. Default:
+        ``registered_model``. Earlier trainings of a chain, whose models are not registered, name that of the last.
+    :param out_of_turn: while another DAG run has the turn: ``wait`` for it without a worker, ``skip`` the task with the
+        reason, or ``train`` all the same.
     """
 
     template_fields: Sequence[str] = (
@@ -54,6 +61,8 @@ class DistributedTrainOperator(JobOperator):
         "seed",
         "job",
         "registered_model",
+        "turn_of",
+        "out_of_turn",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {
         **JobOperator.template_fields_renderers,
@@ -76,6 +85,8 @@ class DistributedTrainOperator(JobOperator):
         seed: int | str = 0,
         job: Mapping[str, Any] | None = None,
         registered_model: str | None = None,
+        turn_of: str | None = None,
+        out_of_turn: str = WAIT,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -90,10 +101,25 @@ class DistributedTrainOperator(JobOperator):
         self.seed = seed
         self.job = job
         self.registered_model = registered_model
+        self.turn_of = turn_of
+        self.out_of_turn = out_of_turn
 
     def build_job(self, context: Context) -> TrainingJob:
         """Return the job, cast and checked."""
+        check_policy(self.out_of_turn)
         return TrainingJob.parse({**self.job_fields(context), **self.training_fields(), **(self.job or {})})
+
+    def before_submission(self, context: Context, client: JobClient, key: str) -> None:
+        """Take the turn to train for the registered model, or wait for it."""
+        if model := self.turn_of or self.registered_model:
+            take_turn(self, context, client, key, model=str(model), policy=self.out_of_turn)
+
+    def execute_in_turn(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Begin again: nobody seems to be ahead any more."""
+        if event["status"] == "failed":
+            with as_airflow():
+                raise LaunchError(f"Whose turn it is cannot be told: {event['message']}")
+        return self.begin(context)
 
     def training_fields(self) -> dict[str, Any]:
         """Return what is trained, and how."""

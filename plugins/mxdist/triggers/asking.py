@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mxdist.store import Store
+    from mxdist.tracking.turns import Asked, Party
+
+log = logging.getLogger(__name__)
+
+_UNSEEN_S = 3600.0  # from the turn of another Airflow's task to its submission
+
 
 def task_state(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | None:
     """Return the state of a task instance; None when it has none yet, or is not there.
@@ -28,6 +40,52 @@ def run_state(dag_id: str, run_id: str) -> str | None:
     if not RuntimeTaskInstance.get_dr_count(dag_id=dag_id, run_ids=[run_id]):
         return None
     return _text(RuntimeTaskInstance.get_dagrun_state(dag_id=dag_id, run_id=run_id))
+
+
+def about_turns(runs: Store, airflow: str) -> Asked:
+    """Return how to find out whether others still have, or wait for, the turn to train a model.
+
+    Another Airflow cannot be asked. Its run has the turn until the training that took it is over, and nobody waits
+    for those that wait there.
+
+    :param airflow: the Airflow that can be asked.
+    """
+    from mxdist.reconcile import PARENT_STATUS, TASK_ACTIVE
+    from mxdist.tracking.turns import Asked
+
+    def run_is_over(party: Party) -> bool:
+        state = run_state(party.dag_id, party.run_id)
+        return state is None or state in PARENT_STATUS
+
+    def over(party: Party) -> bool:
+        if party.airflow != airflow:
+            return _trained(runs, party)
+        try:
+            return run_is_over(party)
+        except Exception as error:
+            log.warning("Airflow does not say whether %s is over: %s", party, error)
+            return False
+
+    def gone(party: Party) -> bool:
+        if party.airflow != airflow:
+            return True
+        try:
+            name = (party.dag_id, party.run_id, party.task_id, party.map_index)
+            return run_is_over(party) or task_state(*name) not in TASK_ACTIVE
+        except Exception as error:
+            log.warning("Airflow does not say whether %s waits: %s", party, error)
+            return False
+
+    return Asked(over, gone)
+
+
+def _trained(runs: Store, party: Party) -> bool:
+    from mxdist.store import JobRun
+
+    attempt = JobRun(runs, party.job_key).latest()
+    if attempt is None or attempt.claim.submitted_at < party.at:
+        return time.time() - party.at > _UNSEEN_S
+    return attempt.result() is not None
 
 
 def _text(state: object) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from unit.airflow.world import Pretender
 
 from mxdist.launch.client import JobClient
 from mxdist.launch.local import LocalLauncher
@@ -49,6 +50,20 @@ def client(runs_uri: str) -> JobClient:
 def attempt(client: JobClient) -> Attempt:
     """A first attempt of a job that nobody has started."""
     return JobRun(client.runs, "job-1").claim(TrainingJob.parse(JOB), after=0)
+
+
+@pytest.fixture
+def platform(runs_uri: str, monkeypatch: pytest.MonkeyPatch) -> Pretender:
+    """The hook leads to a platform that only pretends."""
+    from mxdist.hooks.cluster import ClusterHook
+
+    launcher = Pretender()
+
+    def job_client(self: ClusterHook, runs: str | None = None) -> JobClient:
+        return JobClient(open_store(runs or self.settings.runs_uri), launcher)
+
+    monkeypatch.setattr(ClusterHook, "job_client", job_client)
+    return launcher
 
 
 @pytest.fixture

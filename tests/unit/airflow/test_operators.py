@@ -13,7 +13,6 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskD
 from mlflow import MlflowClient
 from unit.airflow.world import RUN_START, Pretender, context_of, end
 
-from mxdist.hooks.cluster import ClusterHook
 from mxdist.launch.client import JobClient
 from mxdist.operators.base import JOB_XCOM, job_name
 from mxdist.operators.train import DistributedTrainOperator, FineTuneOperator
@@ -22,18 +21,6 @@ from mxdist.store import Attempt, Cause, Result, State, open_store
 from stack.mlflow import Mlflow
 
 STAGED = {"manifest_uri": "s3://bucket/data/set/manifests/v.json", "version": "0" * 64, "as_of": "2026-03-02"}
-
-
-@pytest.fixture
-def platform(runs_uri: str, monkeypatch: pytest.MonkeyPatch) -> Pretender:
-    """The hook leads to a platform that only pretends."""
-    launcher = Pretender()
-
-    def job_client(self: ClusterHook, runs: str | None = None) -> JobClient:
-        return JobClient(open_store(runs or self.settings.runs_uri), launcher)
-
-    monkeypatch.setattr(ClusterHook, "job_client", job_client)
-    return launcher
 
 
 @pytest.fixture
@@ -85,7 +72,7 @@ def test_submits_then_waits_without_a_worker(
     assert platform.started == [(1, 1)]
     assert (waits["job_key"], waits["attempt"], waits["runs_uri"]) == (attempt.claim.job_key, 1, runs_uri)
     assert attempt.claim.source["dag_id"] == "a_dag"
-    assert attempt.claim.source["url"] == "http://airflow/log"
+    assert attempt.claim.source["url"] == "http://airflow/dags/a_dag/log"
     assert context["ti"].xcoms[JOB_XCOM]["job_key"] == attempt.claim.job_key
 
 

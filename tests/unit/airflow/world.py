@@ -69,7 +69,7 @@ def context_of(
         map_index=map_index,
         try_number=try_number,
         max_tries=max_tries,
-        log_url="http://airflow/log",
+        log_url="http://airflow/dags/a_dag/log",
         xcoms={},
     )
     dates = {"data_interval_end": None, "logical_date": None, "run_after": RUN_START, **run}
