@@ -7,6 +7,19 @@ from typing import Any
 import mxdist
 
 _TEXT = {"type": ["string", "null"]}
+_LINES = {"type": ["string", "null"], "format": "multiline"}
+_KEY_FIELDS = {
+    "private_key": {
+        "label": "Private key",
+        "description": "The whole file, with its line breaks. Empty: the keys and the agent of the worker's own user.",
+        "schema": _LINES,
+    },
+    "known_hosts": {
+        "label": "Known host keys",
+        "description": "Lines of a known_hosts file. Empty: those that the worker's own user knows.",
+        "schema": _LINES,
+    },
+}
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -20,7 +33,7 @@ def get_provider_info() -> dict[str, Any]:
         "name": "mxdist",
         "description": "Distributed MXNet training: data in S3, runs and models in MLflow.",
         "versions": [mxdist.__version__],
-        "connection-types": [_cluster(), _mlflow()],
+        "connection-types": [_cluster(), _mlflow(), _ssh(), _slurm()],
         "extra-links": ["mxdist.links.mlflow.MlflowRunLink", "mxdist.links.mlflow.MlflowModelLink"],
     }
 
@@ -65,6 +78,11 @@ def _cluster() -> dict[str, Any]:
                 "description": "Take the S3 keys from this connection of type Amazon Web Services instead.",
                 "schema": _TEXT,
             },
+            "cluster_conn_id": {
+                "label": "Cluster connection",
+                "description": "Of type SSH hosts, Slurm or Kubernetes: where jobs run. Empty: on the worker's host.",
+                "schema": _TEXT,
+            },
         },
     }
 
@@ -86,4 +104,39 @@ def _mlflow() -> dict[str, Any]:
                 "schema": _TEXT,
             },
         },
+    }
+
+
+def _ssh() -> dict[str, Any]:
+    return {
+        "connection-type": "mxdist_ssh",
+        "hook-class-name": "mxdist.hooks.ssh.SshHook",
+        "hook-name": "SSH hosts (mxdist)",
+        "ui-field-behaviour": {
+            "hidden-fields": ["host", "schema"],
+            "relabeling": {"login": "User", "password": "Passphrase of the key"},
+            "placeholders": {"hosts": "node[1-3] slots=2", "port": "22"},
+        },
+        "conn-fields": {
+            "hosts": {
+                "label": "Hosts",
+                "description": "One a line: node1:2, node[2-4] slots=2, user@host port=2222. Tasks may name others.",
+                "schema": _LINES,
+            },
+            **_KEY_FIELDS,
+        },
+    }
+
+
+def _slurm() -> dict[str, Any]:
+    return {
+        "connection-type": "mxdist_slurm",
+        "hook-class-name": "mxdist.hooks.ssh.SlurmHook",
+        "hook-name": "Slurm (mxdist)",
+        "ui-field-behaviour": {
+            "hidden-fields": ["schema"],
+            "relabeling": {"host": "Head node", "login": "User", "password": "Passphrase of the key"},
+            "placeholders": {"host": "empty: sbatch is on the worker's host", "port": "22"},
+        },
+        "conn-fields": {**_KEY_FIELDS},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from airflow.sdk import Connection
 
     from mxdist.launch.client import JobClient
+    from mxdist.launch.platforms import Platforms
+    from mxdist.store import Attempt
 
 
 class ClusterSettings(Spec):
@@ -29,6 +32,9 @@ class ClusterSettings(Spec):
     endpoint_url: str | None = Field(None, description="S3 server other than AWS.")
     region: str | None = Field(None, description="S3 region.")
     aws_conn_id: str | None = Field(None, description="Connection with the S3 keys; default: login and password here.")
+    cluster_conn_id: str | None = Field(
+        None, description="Connection to the hosts, of type mxdist_ssh, mxdist_slurm or kubernetes; default: this host."
+    )
 
 
 class AwsExtras(Spec):
@@ -53,6 +59,7 @@ class ClusterHook(BaseHook):
     def __init__(self, mxdist_conn_id: str = default_conn_name, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.mxdist_conn_id = mxdist_conn_id
+        self._platform_connections: dict[str, Connection] = {}
 
     @cached_property
     def connection(self) -> Connection:
@@ -122,9 +129,35 @@ class ClusterHook(BaseHook):
         :param runs_uri: the run store to use instead of the connection's, for a job that lives there already.
         """
         from mxdist.launch.client import JobClient
-        from mxdist.launch.local import LocalLauncher
 
-        return JobClient(self.open(runs_uri or self.settings.runs_uri), LocalLauncher())
+        return JobClient(self.open(runs_uri or self.settings.runs_uri), self.platforms())
+
+    def platforms(self) -> Platforms:
+        """Return the launcher of all platforms, reached by the connections that the jobs name."""
+        from mxdist.hooks.platforms import ConnectionAccess
+        from mxdist.launch.platforms import Platforms
+
+        return Platforms(access=ConnectionAccess(self.platform_connection))
+
+    def cluster_fields(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return where a job runs, as fields of ``Cluster``: what a task says, and what the connections say.
+
+        :param given: the task's own; ``connection`` names another one than this connection does, ``kind: local`` none.
+        """
+        from mxdist.hooks.platforms import cluster_fields
+
+        settings = self.settings
+        fields = {"python": settings.node_python, "workdir": settings.workdir, **given}
+        name = given.get("connection") or settings.cluster_conn_id
+        if not name or given.get("kind") == "local":
+            return fields
+        return cluster_fields(self.platform_connection(str(name)), fields)
+
+    def platform_connection(self, conn_id: str) -> Connection:
+        """Return the connection to a platform."""
+        if conn_id not in self._platform_connections:
+            self._platform_connections[conn_id] = self.get_connection(conn_id)
+        return self._platform_connections[conn_id]
 
     async def prefetch(self) -> None:
         """Fetch the connections without blocking an event loop; everything else then needs no Airflow."""
@@ -132,13 +165,25 @@ class ClusterHook(BaseHook):
         if self._own_settings.aws_conn_id:
             self._aws_connection = await self.aget_connection(self._own_settings.aws_conn_id)
 
+    async def prefetch_platform(self, attempt: Attempt) -> None:
+        """Fetch the connection to the platform that a job runs on, likewise."""
+        conn_id = (attempt.claim.job.get("cluster") or {}).get("connection")
+        if conn_id:
+            self._platform_connections[conn_id] = await self.aget_connection(conn_id)
+
     def test_connection(self) -> tuple[bool, str]:
-        """Say whether the run store can be listed with these keys."""
+        """Say whether the run store can be listed with these keys, and whether the platform can be used."""
         try:
             next(iter(self.runs().list("")), None)
         except MxdistError as error:
             return False, str(error)
-        return True, f"The run store {self.settings.runs_uri} answers."
+        answers = f"The run store {self.settings.runs_uri} answers."
+        if not self.settings.cluster_conn_id:
+            return True, answers
+        from mxdist.hooks.platforms import check_platform
+
+        good, told = check_platform(self.platform_connection(self.settings.cluster_conn_id))
+        return good, f"{answers} {told}"
 
     @cached_property
     def _own_settings(self) -> ClusterSettings:

@@ -91,7 +91,7 @@ class Platforms(Launcher):
         if cluster.kind is ClusterKind.KUBERNETES:
             from mxdist.launch.kubernetes import KubernetesLauncher
 
-            return KubernetesLauncher(self._access.kubernetes(cluster))
+            return KubernetesLauncher(lambda: self._access.kubernetes(cluster))
         return LocalLauncher(python=self._python, workdir=self._workdir)
 
     def plan(self, job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str) -> Plan:

@@ -47,7 +47,7 @@ class JobOperator(BaseOperator):
     :param world_size: number of ranks.
     :param parallelism: more about the ranks: fields of ``Parallelism``.
     :param limits: how long things may take: fields of ``Limits``; all in seconds.
-    :param cluster: more about the nodes: fields of ``Cluster``.
+    :param cluster: more about the nodes: fields of ``Cluster``; ``connection`` names the connection to them.
     :param tags: extra tags of the MLflow run.
     :param poll_s: seconds between two looks at the run store.
     :param check_conf: refuse a run whose configuration names a parameter that the DAG does not have; the first task
@@ -175,10 +175,9 @@ class JobOperator(BaseOperator):
     def job_fields(self, context: Context) -> dict[str, Any]:
         """Return what every kind of job has, as a document to parse."""
         hook = ClusterHook(self.mxdist_conn_id)
-        place = {"python": hook.settings.node_python, "workdir": hook.settings.workdir, **(self.cluster or {})}
         return {
             "name": job_name(self.task_id),
-            "cluster": place,
+            "cluster": hook.cluster_fields(self.cluster or {}),
             "parallelism": {"world_size": self.world_size, **(self.parallelism or {})},
             "limits": dict(self.limits or {}),
             "storage": {"endpoint_url": hook.settings.endpoint_url, "region": hook.settings.region},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from functools import partial
@@ -138,12 +139,18 @@ class JobTrigger(BaseTrigger):
         if state in _STILL_WANTED:
             self.log.info("The task is %s and looks after job %s itself: it goes on.", state, self.job_key)
             return None
-        client = await self._reach(await self._hook())
-        return client, await self._retry(lambda: self._intend(client, state == "success"))
+        hook = await self._hook()
+        client = await self._reach(hook)
+        attempt = await self._retry(lambda: self._intend(client, state == "success"))
+        with contextlib.suppress(AirflowNotFoundException):  # the wish is there, and its supervisor acts on it
+            await hook.prefetch_platform(attempt)
+        return client, attempt
 
     async def _follow(self) -> dict[str, Any]:
-        client = await self._reach(await self._hook())
+        hook = await self._hook()
+        client = await self._reach(hook)
         watch = await self._retry(lambda: self._open_watch(client))
+        await hook.prefetch_platform(watch.attempt)
         pulse, progress = Pulse(self.stale_after_s), ProgressLine()
         watching = f"trigger-{self.trigger_id}-awaits-{'run' if self.await_run else 'end'}"
         while True:

@@ -19,9 +19,11 @@ from mxdist.cli.jobfile import read_job
 from mxdist.errors import MxdistError, SpecError
 from mxdist.hooks.cluster import AwsExtras, ClusterSettings
 from mxdist.hooks.mlflow import MlflowExtras
+from mxdist.hooks.ssh import SlurmExtras, SshExtras
 from mxdist.launch.plan import RUNTIME_NAMES, SECRET_NAMES
 from mxdist.operators.base import JobOperator
 from mxdist.operators.evaluate import EvaluateModelOperator
+from mxdist.operators.preflight import PreflightOperator
 from mxdist.operators.promote import PromoteModelOperator
 from mxdist.operators.reconcile import ReconcileJobsOperator
 from mxdist.operators.stage import StageDatasetOperator
@@ -35,6 +37,7 @@ from support import job_table
 from support.pages import PAGES, REPOSITORY, Example, examples
 
 OPERATORS = [
+    PreflightOperator,
     StageDatasetOperator,
     DistributedTrainOperator,
     FineTuneOperator,
@@ -157,8 +160,10 @@ def test_every_field_of_a_connection_is_explained() -> None:
     assert cells(text) == set(ClusterSettings.model_fields)
     for name in (*AwsExtras.model_fields, *MlflowExtras.model_fields):
         assert f"`{name}`" in text
+    clusters = section("docs/airflow.md", "Connections to clusters")
+    assert cells(clusters) >= set(SshExtras.model_fields) >= set(SlurmExtras.model_fields)
     for connection in get_provider_info()["connection-types"]:
-        assert f"type `{connection['connection-type']}`" in text
+        assert f"type `{connection['connection-type']}`" in text + clusters
 
 
 def test_every_state_is_in_the_table() -> None:

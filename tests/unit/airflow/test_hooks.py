@@ -154,4 +154,5 @@ def test_form_has_exactly_the_extras_that_are_taken() -> None:
     from mxdist.hooks.mlflow import MlflowExtras
 
     forms = {one["connection-type"]: set(one["conn-fields"]) for one in get_provider_info()["connection-types"]}
-    assert forms == {"mxdist": set(ClusterSettings.model_fields), "mxdist_mlflow": set(MlflowExtras.model_fields)}
+    assert forms["mxdist"] == set(ClusterSettings.model_fields)
+    assert forms["mxdist_mlflow"] == set(MlflowExtras.model_fields)
