@@ -18,7 +18,7 @@ import mxnet as mx
 import numpy as np
 
 from mxdist.runtime import batches, loop, network, normalisation, rank, step, update
-from mxdist.runtime.parallel import AllReduce, Group, layout, links, pipeline, runner, servers
+from mxdist.runtime.parallel import AllReduce, Group, layout, links, pipeline, runner, servers, shared
 
 RANK = int(os.environ["HOROVOD_RANK"])
 
@@ -31,6 +31,11 @@ def no_averaging() -> None:
     """Never reduce gradients."""
     AllReduce.sum_ = lambda self, arrays: None
     servers.Served.reduce = lambda self: None
+
+
+def no_shared_sum() -> None:
+    """Never sum in shared memory."""
+    shared.SharedSum.sum_ = lambda self: None
 
 
 def stale_pull() -> None:
@@ -240,6 +245,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
     for function in (
         nothing,
         no_averaging,
+        no_shared_sum,
         stale_pull,
         gradients_kept,
         clip_before_reduce,

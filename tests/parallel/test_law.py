@@ -44,6 +44,7 @@ ADAM = {
     "clip_norm": 1.0,
 }
 PLAIN = {**SGD, "warmup_steps": 0, "decay": "constant", "clip_norm": None}
+SHARED = {"shared_memory_mb": 0}
 CASES = {"sgd": SGD, "adam": ADAM, "plain": PLAIN}
 """Some steps are clipped and some are not, so that neither fault hides behind the other."""
 
@@ -170,6 +171,16 @@ def test_reference_knows_nothing_of_mxdist() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_ranks_give_the_weights_and_losses_of_one_process(law: Law, ranks: int) -> None:
     assert law.difference(ranks=ranks) < BOUND
+
+
+@pytest.mark.parametrize(("ranks", "accumulate"), [(2, 1), (4, 1), (2, 2)])
+def test_sums_in_shared_memory_hold_the_law(law: Law, ranks: int, accumulate: int) -> None:
+    assert law.difference(ranks=ranks, parallelism={**SHARED, "accumulate": accumulate}) < BOUND
+
+
+def test_shared_memory_is_what_sums(law: Law) -> None:
+    assert law.difference(ranks=2, parallelism=SHARED, mutation="no_shared_sum+unchecked") > 1000 * BOUND
+    assert law.difference(ranks=2, mutation="no_shared_sum") < BOUND  # so little goes through Horovod by default
 
 
 def test_uneven_last_batch(tmp_path: Path) -> None:

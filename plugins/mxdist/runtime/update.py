@@ -33,6 +33,7 @@ class Update:
         self._spec = spec
         self._total = total
         self.names = list(parameters)
+        self.parameters = list(parameters.values())
         self.weights = [parameter.data() for parameter in parameters.values()]
         self.gradients = [parameter.grad() for parameter in parameters.values()]
         self._optimizer = _build(spec)

@@ -95,6 +95,7 @@ class BatchNorm(StrEnum):
 _STAGED = (Strategy.MODEL, Strategy.PIPELINE, Strategy.HYBRID)
 _GOES_WITH: dict[str, tuple[Strategy, ...]] = {
     "accumulate": (Strategy.ALLREDUCE, Strategy.PARAMETER_SERVER),
+    "shared_memory_mb": (Strategy.ALLREDUCE,),
     "kvstore": (Strategy.PARAMETER_SERVER,),
     "servers": (Strategy.PARAMETER_SERVER,),
     "inside": (Strategy.HYBRID,),
@@ -148,6 +149,9 @@ class Parallelism(Spec):
     controller: Controller = Field(Controller.GLOO, description="What Horovod's ranks talk through.")
     fusion_threshold_mb: int = Field(64, ge=0, description="Horovod's fusion buffer, in MiB.")
     cycle_time_ms: float = Field(1.0, gt=0, description="Horovod's cycle time, in milliseconds.")
+    shared_memory_mb: float | None = Field(
+        8.0, ge=0, description="Gradients from so many MiB on are summed in shared memory on one host; none: never."
+    )
 
     @property
     def stage_count(self) -> int:

@@ -21,6 +21,7 @@ from mxdist.runtime import network
 from mxdist.runtime.batches import Batch
 from mxdist.runtime.parallel.base import Group
 from mxdist.runtime.parallel.half import HalfSum
+from mxdist.runtime.parallel.shared import SharedSum
 from mxdist.runtime.update import Update, square_sums
 
 
@@ -128,12 +129,20 @@ class Whole(Layout):
 
     :param graph: the sum of the loss over a share, hybridized.
     :param parts: how many parts a share is computed in, one after the other; their gradients are added.
+    :param shared: where the gradients of all ranks are summed, if not by Horovod.
     """
 
     def __init__(
-        self, graph: network.LossSum, updater: Update, group: Group, device: mx.Context, parts: int = 1
+        self,
+        graph: network.LossSum,
+        updater: Update,
+        group: Group,
+        device: mx.Context,
+        parts: int = 1,
+        shared: SharedSum | None = None,
     ) -> None:
         super().__init__(updater, group)
+        self._shared = shared
         self._graph = graph
         self._device = device
         self._parts = parts
@@ -149,6 +158,13 @@ class Whole(Layout):
                 gradient[:] = 0
         losses = [self._part(batch, rows) for rows in divide(batch.rows, self._parts)]
         return mx.nd.add_n(*losses) if len(losses) > 1 else next(iter(losses), None)
+
+    def reduce(self) -> None:
+        """Sum the gradients over all ranks, in shared memory or by Horovod."""
+        if self._shared is None:
+            super().reduce()
+        else:
+            self._shared.sum_()
 
     def gather(self, *, state: bool = True) -> None:
         """Make running statistics equal again, where ranks took their own."""

@@ -9,6 +9,7 @@ from mxdist.runtime.parallel.layout import Layout, Whole
 from mxdist.runtime.parallel.links import Sets
 from mxdist.runtime.parallel.pipeline import DeviceStages, RankStages, StageUpdate
 from mxdist.runtime.parallel.servers import Free, RemoteUpdate, Served
+from mxdist.runtime.parallel.shared import SharedSum
 from mxdist.runtime.setup import Setup
 from mxdist.runtime.worker import Worker
 from mxdist.spec import TrainingJob
@@ -36,4 +37,7 @@ def _layout(job: TrainingJob, setup: Setup, group: Group, worker: Worker) -> Lay
         return RankStages(setup.stages, setup.update, group, sets, wanted)
     if setup.stages is not None:
         return DeviceStages(setup.stages, setup.update, group, wanted)
-    return Whole(setup.graph, setup.update, group, worker.devices[0], wanted.accumulate)
+    shared = None
+    if wanted.compression is Compression.NONE:
+        shared = SharedSum.join(setup.update, group, wanted.shared_memory_mb)
+    return Whole(setup.graph, setup.update, group, worker.devices[0], wanted.accumulate, shared)
