@@ -17,10 +17,12 @@ from typing import Any
 import numpy as np
 
 from mxdist.data.stage import stage
+from mxdist.launch import mpi
 from mxdist.launch.plan import build_plan
 from mxdist.launch.roles import PORT_NAME, RolePlan, worker_environment
+from mxdist.runtime import mpi_world
+from mxdist.runtime.crew import keep_port
 from mxdist.runtime.rendezvous import Rendezvous
-from mxdist.runtime.world import keep_port
 from mxdist.spec import EvaluationJob, TrainingJob, parse_job
 from mxdist.store import Attempt, JobRun, open_store
 from mxdist.tracking.journal import JournalReader, Record
@@ -96,10 +98,12 @@ def start(
     size: int,
     environment: Mapping[str, str] | None = None,
     roles: Sequence[RolePlan] = (),
+    starter: Sequence[str] = (),
 ) -> World:
     """Start ``size`` ranks of ``command``, each with its log in ``folder``.
 
     :param roles: parameter servers beside them.
+    :param starter: what gives each its place in an MPI world.
     """
     folder.mkdir(parents=True, exist_ok=True)
     world = World(folder, Rendezvous(size) if size > 1 else None)
@@ -109,10 +113,20 @@ def start(
         shared[PORT_NAME] = str(world.port.getsockname()[1])
     for role in roles:
         world.helpers.append(_process(folder / f"{role.name}.log", role.command, {**shared, **role.environment}))
+    places = _places(world, starter, size, shared) if starter else {}
     for rank in range(size):
-        variables = {**_horovod(rank, size, world), **shared}
+        variables = {**_horovod(rank, size, world), **shared, **places.get(rank, {})}
         world.processes.append(_process(folder / f"rank-{rank}.log", command, variables))
     return world
+
+
+def _places(
+    world: World, starter: Sequence[str], size: int, environment: Mapping[str, str]
+) -> dict[int, dict[str, str]]:
+    mpirun = _process(world.folder / "mpirun.log", starter, {**environment, "MXDIST_WORLD_DIR": str(world.folder)})
+    world.helpers.append(mpirun)
+    found = mpi_world.wait_for_places(world.folder, size, timeout_s=BOUND_S, ended=mpirun.poll)
+    return {rank: mpi.environment({**_horovod(rank, size, world), **found[rank]}) for rank in range(size)}
 
 
 def _process(log: Path, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -156,6 +170,8 @@ class Jobs:
 
     root: Path
     dataset: dict[str, Any]
+    mpirun: bool = False
+    """Whether jobs over MPI get an mpirun; else their ranks find themselves alone."""
 
     def job(self, **fields: Any) -> TrainingJob:
         """Return a small training of an mlp in float64; ``fields`` change it."""
@@ -218,7 +234,8 @@ class Jobs:
         variables |= worker_environment(job)
         plan = build_plan(job, "key", runs_uri="", python=sys.executable, workdir="", cores=[0])
         ranks = size or job.parallelism.world_size
-        return start(folder, command, ranks, {**variables, **(environment or {})}, plan.roles)
+        starter = plan.starter if self.mpirun else ()
+        return start(folder, command, ranks, {**variables, **(environment or {})}, plan.roles, starter)
 
     def train(self, key: str, *, mutation: str = "", **fields: Any) -> dict[str, np.ndarray]:
         """Train a job to its end and return the exported parameters."""

@@ -7,6 +7,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Jobs:
 
     folder: Path
     client: JobClient
+    controller: str = "gloo"
     attempts: list[Attempt] = field(default_factory=list)
 
     @property
@@ -56,7 +58,7 @@ class Jobs:
         job = parse_job({
             "name": "test",
             "script": {"path": str(path), "args": [str(self.folder), *args]},
-            "parallelism": {"world_size": ranks},
+            "parallelism": {"world_size": ranks, "controller": self.controller},
             "limits": {"grace_s": 3, "max_restarts": 0, **limits},
         })  # fmt: skip
         assert isinstance(job, TrainingJob)
@@ -120,15 +122,25 @@ def log_of(attempt: Attempt) -> list[str]:
     return [text for _, text in numbered]
 
 
-@pytest.fixture
-def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
-    """Jobs of one test; at its end no process of them may be left."""
-    monkeypatch.delenv("MXDIST_WORKDIR", raising=False)
-    python = os.environ.get("MXDIST_NODE_PYTHON") or sys.executable
-    runs = open_store(str(tmp_path / "runs"))
-    found = Jobs(tmp_path, JobClient(runs, LocalLauncher(python=python, workdir=tmp_path / "jobs")))
+@contextmanager
+def jobs_in(folder: Path, *, controller: str = "gloo", python: str | None = None) -> Iterator[Jobs]:
+    """Offer jobs with all their files in ``folder``; at the end no process of them may be left.
+
+    :param python: of the ranks; default: as the environment says, else this one.
+    """
+    python = python or os.environ.get("MXDIST_NODE_PYTHON") or sys.executable
+    runs = open_store(str(folder / "runs"))
+    found = Jobs(folder, JobClient(runs, LocalLauncher(python=python, workdir=folder / "jobs")), controller)
     yield found
     left = [(attempt.number, processes.find(attempt.claim.token)) for attempt in found.attempts]
     for attempt in found.attempts:
         processes.terminate(attempt.claim.token, grace_s=0)
     assert [entry for entry in left if entry[1]] == []
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
+    """Jobs of one test."""
+    monkeypatch.delenv("MXDIST_WORKDIR", raising=False)
+    with jobs_in(tmp_path) as found:
+        yield found

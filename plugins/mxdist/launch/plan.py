@@ -47,7 +47,7 @@ class Plan:
     :param attempt_dir: the scratch folder; ``<attempt>`` stands for the number that submission will give.
     :param scaling: what the replicas do to batch and rate; "" when they change nothing.
     :param diagram: who computes what, drawn.
-    :param starter: what starts all ranks at once, over MPI; empty: the supervisor starts each.
+    :param starter: what gives all ranks their places, over MPI; empty: no rank needs one.
     :param effective: batch and rate that a model is trained with, as they are recorded beside the job's own.
     :param roles: the processes beside the ranks: of parameter servers.
     :param hosts: those that have ranks, in order.
@@ -175,7 +175,7 @@ def build_plan(
         limits=job.limits.to_document(),
         scaling=_scaling(job),
         effective=_effective(job),
-        starter=_starter(job, ranks),
+        starter=_starter(job, places, python),
         diagram=tuple(draw(job, [rank.host for rank in ranks])),
         roles=roles,
         hosts=places,
@@ -222,11 +222,10 @@ def _work(job: TrainingJob | EvaluationJob) -> str:
     )
 
 
-def _starter(job: TrainingJob | EvaluationJob, ranks: Sequence[RankPlan]) -> tuple[str, ...]:
-    if job.parallelism.controller is not Controller.MPI or len(ranks) == 1:
+def _starter(job: TrainingJob | EvaluationJob, hosts: Sequence[HostPlan], python: str) -> tuple[str, ...]:
+    if job.parallelism.controller is not Controller.MPI or job.parallelism.world_size == 1:
         return ()
-    names = [*ranks[0].environment, *RUNTIME_NAMES, *SECRET_NAMES]
-    return mpi.command(LOOPBACK, len(ranks), set(names) - {"HOROVOD_GLOO_RENDEZVOUS_PORT"}, ranks[0].command)
+    return mpi.command(hosts, python)
 
 
 def _effective(job: TrainingJob | EvaluationJob) -> dict[str, Any]:

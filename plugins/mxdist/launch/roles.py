@@ -25,7 +25,7 @@ LOCATION_NAMES = ("DMLC_NODE_HOST", "DMLC_PS_ROOT_URI")
 class RolePlan:
     """One process that is no rank.
 
-    :param role: ``scheduler`` or ``server``, as MXNet calls it.
+    :param role: ``scheduler`` or ``server``, as MXNet calls it; or ``mpirun``.
     :param number: which of that role.
     :param cores: the cores it is bound to; empty: wherever the kernel likes, which among pinned workers is best.
     """
@@ -39,8 +39,8 @@ class RolePlan:
 
     @property
     def name(self) -> str:
-        """What people call it: there is one scheduler only."""
-        return self.role if self.role == "scheduler" else f"{self.role} {self.number}"
+        """What people call it: only servers are more than one."""
+        return f"{self.role} {self.number}" if self.role == "server" else self.role
 
 
 def has_servers(job: TrainingJob | EvaluationJob) -> bool:

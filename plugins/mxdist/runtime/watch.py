@@ -85,7 +85,7 @@ class Watchdog:
         """Ranks that are late. A script is not hurried before one of its ranks has called ``hvd.init()``."""
         if self._all_joined_at is not None:
             return None
-        come = self._world.rendezvous.joined() | {number for number, seen in self.seen.items() if seen.beat}
+        come = self._world.joined() | {number for number, seen in self.seen.items() if seen.beat}
         if come and self._first_joined_at is None:
             self._first_joined_at = now
         missing = [rank.number for rank in self._world.running() if rank.number not in come]

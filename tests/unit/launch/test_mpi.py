@@ -15,24 +15,42 @@ def plan(**parallelism: Any) -> Plan:
     return build_plan(job, "key", runs_uri="s3://runs", python=PYTHON, workdir="/scratch", cores=(0, 1))
 
 
-def test_mpirun_starts_all_ranks() -> None:
+def words_after(command: tuple[str, ...], option: str) -> set[str]:
+    return {command[at + 1] for at, word in enumerate(command) if word == option}
+
+
+def test_mpirun_gives_each_rank_a_place() -> None:
     command = plan(world_size=2, controller="mpi").starter
-    assert command[:5] == ("mpirun", "--host", "127.0.0.1:2", "-np", "2")
-    assert command[-3:] == (PYTHON, "-m", "mxdist.runtime.rank")
-    passed = {command[at + 1] for at, word in enumerate(command) if word == "-x"}
-    assert {"MXDIST_TOKEN", "MXDIST_WORLD_DIR", "OMP_NUM_THREADS", "HOROVOD_CONTROLLER", *SECRET_NAMES} <= passed
-    assert not passed & {"HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_GLOO_IFACE"}
+    assert command[:4] == (PYTHON, "-m", "mxdist.runtime.mpi_start", "mpirun")
+    assert words_after(command, "--host") == {"127.0.0.1:2"}
+    assert words_after(command, "-np") == {"2"}
+    assert command[-3:] == (PYTHON, "-m", "mxdist.runtime.mpi_place")
+
+
+def test_nothing_of_a_rank_passes_through_mpirun() -> None:
+    command = plan(world_size=2, controller="mpi").starter
+    passed = words_after(command, "-x")
+    assert passed == {"MXDIST_TOKEN", "MXDIST_WORLD_DIR", "PYTHONPATH"}  # what a holder needs to be found, and to tell
+    assert not passed & set(SECRET_NAMES)
     assert not [word for word in command if "=" in word]  # names travel, values do not
+
+
+def test_the_supervisor_starts_the_same_ranks_as_over_gloo() -> None:
+    over_mpi, over_gloo = plan(world_size=2, controller="mpi"), plan(world_size=2)
+    assert [rank.command for rank in over_mpi.ranks] == [rank.command for rank in over_gloo.ranks]
+    assert [rank.cores for rank in over_mpi.ranks] == [(0,), (1,)]
 
 
 def test_variables_are_those_of_mpi() -> None:
     environment = plan(world_size=2, controller="mpi").ranks[0].environment
     assert environment["HOROVOD_CONTROLLER"] == environment["HOROVOD_CPU_OPERATIONS"] == "mpi"
     assert not [name for name in environment if "GLOO" in name]
-    assert {"HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME"} <= environment.keys()
+    assert {"HOROVOD_FUSION_THRESHOLD", "HOROVOD_CYCLE_TIME", "HOROVOD_RANK"} <= environment.keys()
 
 
 def test_plan_shows_the_starter_only_over_mpi() -> None:
-    assert "\nstarter     mpirun --host 127.0.0.1:2 -np 2 " in plan(world_size=2, controller="mpi").describe()
-    assert plan(world_size=2).starter == ()
-    assert "starter" not in plan(world_size=2).describe()
+    shown = plan(world_size=2, controller="mpi").describe()
+    assert f"\nstarter     {PYTHON} -m mxdist.runtime.mpi_start mpirun -quiet --host 127.0.0.1:2 -np 2 " in shown
+    for other in (plan(world_size=2), plan(world_size=1, controller="mpi")):
+        assert other.starter == ()
+        assert "starter" not in other.describe()

@@ -1,0 +1,82 @@
+"""The part of a world that MPI adds: mpirun beside the ranks, and a place for each of them.
+
+What is known of places lies in the world's folder: see ``mpi_place``, which runs on the ranks' hosts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from mxdist.errors import LaunchError
+from mxdist.launch import mpi
+from mxdist.launch.plan import Plan
+from mxdist.launch.roles import RolePlan
+from mxdist.runtime import exit_codes
+from mxdist.runtime.crew import Order
+from mxdist.runtime.mpi_place import END_FILE, place_file, shared_folder
+from mxdist.runtime.place import read_json, tail
+
+Places = Mapping[int, Mapping[str, str]]
+"""The variables that each rank gets from MPI."""
+
+_LOOK_S = 0.02
+_LEAVE_S = 2.0
+
+
+def roles(plan: Plan) -> tuple[RolePlan, ...]:
+    """Return mpirun as a process beside the ranks; empty where it is not needed."""
+    return (RolePlan(mpi.NAME, 0, plan.ranks[0].host, (), plan.starter, {}),) if plan.starter else ()
+
+
+def in_place(orders: Sequence[Order], places: Places) -> list[Order]:
+    """Return the orders with what each rank gets from MPI."""
+    given = {f"rank {rank}": variables for rank, variables in places.items()}
+    return [replace(one, environment={**one.environment, **given.get(one.name, {})}) for one in orders]
+
+
+def wait_for_places(world: Path, size: int, *, timeout_s: float, ended: Callable[[], int | None]) -> Places:
+    """Return what each rank gets from MPI, once all of them have a place.
+
+    :param world: the world's folder.
+    :param ended: returns mpirun's exit code, or None.
+    :raises LaunchError: mpirun has ended, or that took too long.
+    """
+    give_up = time.monotonic() + timeout_s
+    while True:
+        found = {rank: read_json(place_file(world, rank)) for rank in range(size)}
+        missing = [rank for rank, place in found.items() if not place]
+        if not missing:
+            return {rank: dict(place["environment"]) for rank, place in found.items()}
+        code = ended()
+        if code is not None:
+            said = tail(world / f"{mpi.NAME}.log").decode(errors="replace").strip()
+            message = f"mpirun ended with code {code} before all ranks had a place: {said[-2000:] or 'it said nothing'}"
+            raise LaunchError(message, retryable=code != exit_codes.USER_ERROR)
+        if time.monotonic() > give_up:
+            named = ", ".join(map(str, missing))
+            raise LaunchError(f"mpirun gave no place to rank {named} within {timeout_s:g} s; its log may say why.")
+        time.sleep(_LOOK_S)
+
+
+def joined(world: Path, size: int) -> set[int]:
+    """Return the ranks that have called ``MPI_Init``."""
+    return {rank for rank in range(size) if read_json(place_file(world, rank)).get("joined")}
+
+
+def dissolve(world: Path, *, ended: Callable[[], int | None]) -> None:
+    """Let mpirun end by itself, after the ranks have; one that does not is left to who ends the job's processes."""
+    with contextlib.suppress(OSError):
+        (world / END_FILE).touch()
+    give_up = time.monotonic() + _LEAVE_S
+    while ended() is None and time.monotonic() < give_up:
+        time.sleep(_LOOK_S)
+
+
+def sweep(world: Path) -> None:
+    """Remove what the processes of a world shared in this host's memory; all of them have ended."""
+    shutil.rmtree(shared_folder(str(world)), ignore_errors=True)
