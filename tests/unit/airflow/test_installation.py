@@ -61,7 +61,8 @@ class Home:
         return self._run([str(self.python), "-m", "airflow", *words])
 
     def _run(self, command: list[str]) -> str:
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=300)
+        where = self.environment["HOME"]  # a checkout may hold an egg-info, and `-c` searches here
+        done = subprocess.run(command, env=self.environment, cwd=where, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-4000:]
         assert "already registered" not in done.stdout + done.stderr
         return done.stdout
