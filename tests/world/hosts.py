@@ -1,4 +1,4 @@
-"""Jobs on several 'hosts' that are all this machine: each has an agent, a work folder and a loopback address of its own.
+"""Jobs on several hosts that are all this machine: each has an agent, a work folder and a loopback address of its own.
 
 What a host is called is its address. Agents are started by a plain command, as ``srun`` would start them.
 """
