@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from parallel.test_law import BOUND, Law, make_law
-from world.conftest import Jobs, jobs, log_of
+from world.conftest import Jobs, jobs, log_of  # noqa: F401  # a fixture
 from world.hosts import CLUSTER, FIRST, SECOND, across, disk, on_hosts
 
 from mxdist.spec import JobState, TrainingJob
