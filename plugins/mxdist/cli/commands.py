@@ -13,10 +13,10 @@ from functools import partial
 from pathlib import Path
 
 import mxdist
-from mxdist.cli import estimate, preflight, prune, setting, stage
+from mxdist.cli import plan, preflight, prune, setting, stage
 from mxdist.cli.follow import Follower, describe_progress, describe_result, exit_code
 from mxdist.errors import MxdistError, NotFound
-from mxdist.launch import JobClient, collect
+from mxdist.launch import JobClient
 from mxdist.reconcile import finish_all
 from mxdist.spec import Job, job_schema
 from mxdist.store import Attempt, JobRun
@@ -44,23 +44,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def schema(options: argparse.Namespace) -> int:
     """Print the JSON Schema of a job file."""
     print(json.dumps(job_schema(), indent=2))
-    return 0
-
-
-def plan(options: argparse.Namespace) -> int:
-    """Print what would run, after the checks that a submission makes; start nothing."""
-    job = setting.job(options)
-    client = setting.client(options, job)
-    key = setting.job_key(options, job)
-    found = client.launcher.plan(job, key, runs_uri=client.runs.uri)
-    collect(job)
-    memory = estimate.estimate(job, found) if options.estimate else None
-    if options.json:
-        print(json.dumps(found.to_document() | ({"memory": memory} if memory else {}), indent=2))
-        return 0
-    print(found.describe().rstrip())
-    if memory:
-        print(f"\n{estimate.describe(memory)}")
     return 0
 
 
@@ -200,15 +183,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add(commands, "schema", schema)
     stage.takes(_add(commands, "stage", stage.stage))
-    for name, command in (("plan", plan), ("preflight", preflight.preflight), ("submit", submit), ("run", run)):
+    for name, command in (("plan", plan.plan), ("preflight", preflight.preflight), ("submit", submit), ("run", run)):
         one = _add(commands, name, command)
         _takes_file(one)
         _takes_places(one)
         if name == "preflight":
             preflight.takes(one)
         if name == "plan":
-            one.add_argument("--json", action="store_true", help="as JSON")
-            one.add_argument("--estimate", action="store_true", help="the memory it needs, too; fetches the dataset")
+            plan.takes(one)
     for name, command in (("status", status), ("logs", logs), ("cancel", cancel)):
         one = _add(commands, name, command)
         _takes_job(one, optional=name == "status")

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from mxdist.environment import SECRET_NAMES, travelling
 from mxdist.launch.findings import SUBMITTER, Finding, Preflight
 from mxdist.launch.hosts import HostPlan, place
+from mxdist.launch.patience import bounded
 from mxdist.launch.preflight import Wanted, judge, matrix, request_of
-from mxdist.launch.probing import Canary, bounded, canary, look
+from mxdist.launch.probing import Canary, canary, look
 from mxdist.spec import Dataset, EvaluationJob, TrainingJob
 from mxdist.spec.cluster import ClusterKind
 from mxdist.spec.job import BaseJob

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import json
-import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import mxdist
-from mxdist.errors import MxdistError
 from mxdist.launch.hosts import HostPlan
+from mxdist.launch.patience import bounded
 from mxdist.launch.preflight import Report
 from mxdist.launch.summon import command
 from mxdist.runtime.channel import Channel, Opener
 from mxdist.runtime.probe import DEEP_S, MARK, REACH_S
 from mxdist.store import Store
-
-T = TypeVar("T")
-
-OWN_S = 4.0
-"""For what the submitter finds out itself."""
 
 FIRST_S = 10.0
 """From the first packet to the report of a host."""
@@ -214,23 +208,3 @@ def canary(runs: Store) -> Iterator[Canary]:
     finally:
         if written.token:
             bounded(lambda: runs.delete([key]), lambda _: None)
-
-
-def bounded(work: Callable[[], T], otherwise: Callable[[str], T]) -> T:
-    """Return what ``work`` returns; if it fails or takes too long, what is told ``otherwise``.
-
-    A store that is away is asked again and again by its client; nobody waits for that here.
-    """
-    done: queue.SimpleQueue[T] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            done.put(work())
-        except MxdistError as error:
-            done.put(otherwise(str(error)))
-
-    threading.Thread(target=run, daemon=True).start()
-    try:
-        return done.get(timeout=OWN_S)
-    except queue.Empty:
-        return otherwise(f"no answer in {OWN_S:g} s")

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from mxdist.errors import LaunchError
-from mxdist.launch import probing
+from mxdist.launch import patience, probing
 from mxdist.launch.hosts import HostPlan
-from mxdist.launch.probing import bounded, canary, look
+from mxdist.launch.patience import bounded
+from mxdist.launch.probing import canary, look
 from mxdist.runtime.channel import Channel, CommandOpener
 from mxdist.store import open_store
 from support.places import node_python
@@ -118,6 +119,6 @@ def test_host_that_cannot_be_entered_says_why(tmp_path: Path) -> None:
 
 
 def test_slow_work_of_the_submitter_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probing, "OWN_S", 0.05)
+    monkeypatch.setattr(patience, "OWN_S", 0.05)
     assert bounded(lambda: time.sleep(5) or "done", lambda why: why) == "no answer in 0.05 s"
     assert bounded(lambda: "done", lambda why: why) == "done"
