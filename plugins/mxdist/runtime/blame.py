@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +21,7 @@ _PEER_LOST = re.compile(
     rb"Horovod has been shut down|HorovodInternalError|Connection closed by peer|Connection reset by peer"
     rb"|gloo/transport|gloo::|Socket closed|Broken pipe"
 )
-_MISSING_RANKS = re.compile(
-    rb"(?:\[(\d+-\d+-\d+ \d+:\d+:\d+)\.[^\n]*\n)?Missing ranks:\s*\n((?:\s*\d+!?: \[[^\n]*\n?)+)"
-)
+_MISSING_RANKS = re.compile(rb"(\[\d+-\d+-\d+ \d+:\d+:\d+\.[^\n]*\n)?Missing ranks:\s*\n((?:\s*\d+!?: \[[^\n]*\n?)+)")
 _KINDS = {"data", "user_error", "nonfinite", "rank_exit", "internal"}
 _SIGNAL_HINTS = {
     signal.SIGKILL: "the kernel does this when memory runs out",
@@ -105,22 +102,20 @@ def judge(first: Exit, exits: Sequence[Exit]) -> Failure:
     return Failure(Cause(kind, message, retryable, first.rank, first.host, first.code), restart)
 
 
-def missing_ranks(log: bytes, *, since: float = 0.0) -> list[int]:
-    """Return the ranks that Horovod's stall check, which runs on rank 0, named last.
-
-    :param since: Unix time before which its words do not count: that stall was overcome.
-    """
+def missing_ranks(log: bytes) -> list[int]:
+    """Return the ranks that Horovod's stall check, which runs on rank 0, named last."""
     told = list(_MISSING_RANKS.finditer(log))
-    if not told or _time_of(told[-1][1]) < since:
+    if not told:
         return []
     named = [(int(rank), mark) for rank, mark in re.findall(rb"(\d+)(!?): \[", told[-1][2])]
     too_long = [rank for rank, mark in named if mark]  # marked by Horovod: beyond the limit
     return sorted(too_long or [rank for rank, _ in named])
 
 
-def _time_of(stamp: bytes | None) -> float:
-    """Return the Unix time of Horovod's local time stamp; without one, now."""
-    return time.mktime(time.strptime(stamp.decode(), "%Y-%m-%d %H:%M:%S")) if stamp else time.time()
+def last_warning(log: bytes) -> bytes:
+    """Return the last words of Horovod's stall check, with their time as its host's clock has it; empty: none."""
+    told = list(_MISSING_RANKS.finditer(log))
+    return told[-1][0] if told else b""
 
 
 def _meaning(first: Exit) -> tuple[str, str, bool]:

@@ -254,10 +254,6 @@ class Hosts:
         answers |= {id(link): future.result() for link, future in futures}
         return [answers[id(link)] for link in own]
 
-    def lost(self) -> HostLink | None:
-        """Return a host that was lost since it was opened."""
-        return next((link for link in self._links.values() if link.lost), None)
-
     def network(self) -> tuple[list[Spot], str]:
         """Return where each host is in the network, and the address of the supervisor's own host.
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from mxdist.runtime import exit_codes
-from mxdist.runtime.blame import Failure, missing_ranks
+from mxdist.runtime.blame import Failure, last_warning, missing_ranks
 from mxdist.runtime.place import read_json, tail
 from mxdist.runtime.world import Rank, World
 from mxdist.spec import EvaluationJob, Limits, TrainingJob
@@ -32,6 +34,32 @@ class Seen:
         return int(self.beat.get("step", 0))
 
 
+@dataclass
+class Words:
+    """What Horovod's stall check last said in a rank's log.
+
+    Its own time stamps are of another host's clock, and of its zone: what counts is when new words were seen.
+    """
+
+    size: int = 0
+    warning: bytes = b""
+    seen_at: float = 0.0
+
+    def look(self, log: Path, now: float) -> None:
+        """Read the log's end if it has grown."""
+        with contextlib.suppress(OSError):
+            size = log.stat().st_size
+            if size == self.size:
+                return
+            self.size, found = size, last_warning(tail(log))
+            if found and found != self.warning:
+                self.warning, self.seen_at = found, now
+
+    def named(self, since: float) -> list[int]:
+        """Return the ranks that it missed, if it said so after ``since``: before that, the stall was overcome."""
+        return missing_ranks(self.warning) if self.seen_at >= since else []
+
+
 class Watchdog:
     """Finds the rank that keeps a world from starting or going on.
 
@@ -46,6 +74,7 @@ class Watchdog:
         self._first_joined_at: float | None = None
         self._all_joined_at: float | None = None
         self.seen = {rank.number: Seen(now) for rank in world.ranks}
+        self._words = {rank.number: Words() for rank in world.ranks}
         self._helpers_stopped: dict[str, float] = {}
 
     @property
@@ -73,6 +102,7 @@ class Watchdog:
 
     def _look(self, rank: Rank, now: float) -> None:
         seen = self.seen[rank.number]
+        self._words[rank.number].look(rank.log, now)
         beat = read_json(rank.folder / f"rank-{rank.number}.beat.json")
         if beat and beat != seen.beat:
             seen.beat, seen.changed_at = beat, now
@@ -111,8 +141,7 @@ class Watchdog:
         silent = [rank for rank in self._world.running() if self._silent(rank, now, limit_s)]
         if not silent:
             return None
-        since = time.time() - limit_s
-        named = {number for rank in silent for number in missing_ranks(tail(rank.log), since=since)}
+        named = {number for rank in silent for number in self._words[rank.number].named(now - limit_s)}
         culprit = min(silent, key=lambda rank: self._suspicion(rank, named))
         seen = self.seen[culprit.number]
         what = "was stopped by a signal" if seen.stopped_at else "made no progress"

@@ -215,7 +215,8 @@ class World:
 
     def lost(self) -> HostLink | None:
         """Return a host that was lost while some of its processes ran."""
-        return self.hosts.lost()
+        cut = (member.link for member in self.members() if member.exit_code in (None, LOST_CODE) and member.link.lost)
+        return next(cut, None)
 
     def exits(self) -> list[Exit]:
         """Return how those ended that have."""

@@ -170,8 +170,13 @@ def last_line(path: Path) -> bytes:
     return data[data[:-1].rfind(b"\n") + 1 :]
 
 
+def line_of(record: Mapping[str, Any]) -> bytes:
+    """Return the line of a record that was dumped."""
+    return json.dumps(record, separators=(",", ":")).encode() + b"\n"
+
+
 def _line(record: Record) -> bytes:
-    return json.dumps(record.dump(), separators=(",", ":")).encode() + b"\n"
+    return line_of(record.dump())
 
 
 def _parse(line: bytes) -> Record | None:

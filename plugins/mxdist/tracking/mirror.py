@@ -5,10 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from mxdist.store import Attempt
-from mxdist.tracking.journal import JournalReader, Record
+from mxdist.tracking.journal import JournalReader, Record, line_of
 
 CHUNK = 5000
 """Records in one chunk, at most."""
+
+
+def restore(attempt: Attempt, path: Path) -> bool:
+    """Make a local journal again from its copy, where a supervisor goes on on another host; return whether it did.
+
+    :raises StoreError: the run store cannot be reached; nothing was made.
+    """
+    if path.exists() or not attempt.journal.last():
+        return False
+    lines = [line_of(record) for _, chunk in attempt.journal.read() for record in chunk["records"]]
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_bytes(b"".join(lines))
+    partial.rename(path)
+    return True
 
 
 class Mirror:
