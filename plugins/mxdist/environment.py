@@ -22,7 +22,7 @@ _HERE |= {"XDG_CACHE_HOME", "XDG_STATE_HOME", "SSL_CERT_DIR", "SSL_CERT_FILE", "
 _KEEP = _HERE | {"AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_PROFILE", "AWS_REGION"}
 _KEEP |= {"MXDIST_BARRIERS"}  # where tests hold processes: see barriers.py
 _KEEP |= {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"}
-_KEEP_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "MXNET_", "HOROVOD_", "MLFLOW_HTTP_REQUEST_")
+_KEEP_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "MXNET_", "HOROVOD_", "OMPI_MCA_", "MLFLOW_HTTP_REQUEST_")
 _HERE_PREFIXES = ("LC_", "CUDA_", "NVIDIA_")
 
 
