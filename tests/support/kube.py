@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from stack.ports import free_ports
 from stack.processes import ServiceError, wait_until
 from stack.service import Service, start_all, stop_all
 from support.guarding import guarded
+from support.places import REPOSITORY
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -27,6 +29,7 @@ CRD = Path(__file__).with_name("mpijob_crd.yaml")
 ADMIN, MXDIST, STRANGER = "admin", "mxdist", "stranger"
 """Who may do everything, who has the rights that docs/kubernetes.md grants, and who has none."""
 
+_CRD_NAME = "mpijobs.kubeflow.org"
 _ETCD = "/usr/bin/etcd"
 
 
@@ -167,20 +170,22 @@ class Cluster:
 
     def install(self) -> None:
         """Make MPIJobs known, as the operator's installation does."""
-        from kubernetes.client import ApiException, ApiextensionsV1Api
-
-        with suppress(ApiException):  # known already
-            ApiextensionsV1Api(self.client()).create_custom_resource_definition(yaml.safe_load(CRD.read_text()))
-        if not wait_until(lambda: self._serves(), 60):
+        self._extensions.create_custom_resource_definition(yaml.safe_load(CRD.read_text()))
+        if not wait_until(self._serves, 60):
             raise ServiceError("MPIJobs did not become known")
 
     def uninstall(self) -> None:
-        """Forget MPIJobs."""
-        from kubernetes.client import ApiextensionsV1Api
-
-        ApiextensionsV1Api(self.client()).delete_custom_resource_definition("mpijobs.kubeflow.org")
-        if not wait_until(lambda: not self._serves(), 60):
+        """Forget MPIJobs, with all that there are."""
+        for job in self.custom.list_cluster_custom_object("kubeflow.org", "v2beta1", "mpijobs")["items"]:
+            self.release(job)  # one that nobody lets go of would hold it up
+        self._extensions.delete_custom_resource_definition(_CRD_NAME)
+        if not wait_until(self._forgotten, 120):
             raise ServiceError("MPIJobs are still known")
+
+    def release(self, job: dict[str, Any]) -> None:
+        """Let go of an MPIJob that is deleted in the foreground, as the garbage collector does in the end."""
+        where = ("kubeflow.org", "v2beta1", job["metadata"]["namespace"], "mpijobs", job["metadata"]["name"])
+        self.custom.patch_namespaced_custom_object(*where, {"metadata": {"finalizers": None}})
 
     def namespace(self, name: str = "") -> str:
         """Make a namespace and return its name."""
@@ -210,6 +215,16 @@ class Cluster:
         where = ("kubeflow.org", "v2beta1", job["metadata"]["namespace"], "mpijobs", job["metadata"]["name"])
         self.custom.patch_namespaced_custom_object_status(*where, {"status": status})
 
+    @cached_property
+    def _extensions(self) -> Any:
+        from kubernetes.client import ApiextensionsV1Api
+
+        return ApiextensionsV1Api(self.client())
+
+    def _forgotten(self) -> bool:
+        known = self._extensions.list_custom_resource_definition().items
+        return not any(one.metadata.name == _CRD_NAME for one in known) and not self._serves()
+
     def _serves(self) -> bool:
         found = _get(f"{self.server.url}/apis/kubeflow.org/v2beta1", self.server.authority, self.server.tokens[ADMIN])
         return found is not None and any(one["name"] == "mpijobs" for one in json.loads(found)["resources"])
@@ -223,6 +238,17 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
         cluster.start()
         yield cluster
         cluster.stop()
+
+
+def documented_rules() -> list[dict[str, Any]]:
+    """Return the rules of the Role that docs/kubernetes.md tells to grant."""
+    text = (REPOSITORY / "docs/kubernetes.md").read_text()
+    for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL):
+        for document in yaml.safe_load_all(block):
+            if document and document.get("kind") == "Role":
+                rules: list[dict[str, Any]] = document["rules"]
+                return rules
+    raise ServiceError("docs/kubernetes.md holds no Role")
 
 
 def _get(url: str, authority: Path | None = None, token: str = "") -> bytes | None:

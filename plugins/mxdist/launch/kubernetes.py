@@ -22,8 +22,10 @@ from mxdist.errors import LaunchError, Problem, SpecError
 from mxdist.launch.base import Launcher, Life, Sent
 from mxdist.launch.bundle import Bundle
 from mxdist.launch.delivery import publish
+from mxdist.launch.findings import Finding
 from mxdist.launch.hosts import place
 from mxdist.launch.kubernetes_api import Exists, KubernetesApi, connect
+from mxdist.launch.kubernetes_check import CLUSTER, findings
 from mxdist.launch.kubernetes_pod import NODE_PYTHON, document_for, start_for
 from mxdist.launch.kubernetes_seen import Standing, number_of, standing, trouble
 from mxdist.launch.kubernetes_watch import JobWatch
@@ -93,6 +95,21 @@ class KubernetesLauncher(Launcher):
         manifest = _planned(job, job_key, runs_uri, attempt="<attempt>")
         text = yaml.safe_dump(manifest, sort_keys=False, width=1000)
         return (Sent(f"MPIJob to namespace {job.cluster.kubernetes.namespace}", text),)
+
+    def findings(
+        self, job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str, has_keys: bool = False
+    ) -> list[Finding]:
+        """Return what a preflight finds in the cluster; nothing is created.
+
+        :param has_keys: keys for S3 or MLflow are to travel with the job.
+        :raises SpecError: the manifest would be refused.
+        """
+        manifest = _planned(job, job_key, runs_uri, attempt=1)
+        check(manifest)
+        try:
+            return list(findings(self.api, manifest, makes_secret=has_keys and not job.cluster.kubernetes.secret))
+        except LaunchError as error:
+            return [Finding(CLUSTER, "server", "no", str(error))]
 
     def start(self, attempt: Attempt, bundle: Bundle, *, incarnation: int, secrets: Mapping[str, str]) -> bool:
         """See ``Launcher``. It returns once the cluster has the MPIJob, whether or not there is room for it yet.

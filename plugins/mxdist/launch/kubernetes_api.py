@@ -234,7 +234,12 @@ _MEANINGS: tuple[tuple[Callable[[int, str], bool], type[LaunchError], str, bool]
     (lambda code, said: code == 404 and said.startswith("namespaces "), Missing, "Create the namespace first.", False),
     (lambda code, _: code == 404, Missing, "", False),
     (lambda code, said: code == 409 and "already exists" in said, Exists, "", True),
-    (lambda code, _: code == 401, LaunchError, "Its credentials are wrong or have expired: log in anew.", False),
+    (
+        lambda code, said: code == 401 or "system:anonymous" in said,
+        LaunchError,
+        "Its credentials are wrong or have expired: log in anew.",
+        False,
+    ),
     (lambda code, said: code == 403 and "exceeded quota" in said, LaunchError, _QUOTA_HINT, True),
     (
         lambda code, said: code == 403 and "failed quota" in said,
