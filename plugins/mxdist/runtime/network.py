@@ -163,6 +163,7 @@ def prepare(net: mx.gluon.HybridBlock, *, dtype: DType, device: mx.Context) -> N
     """
     net.cast(dtype.value)
     every = list(net.collect_params().values())
+    _refuse_sparse(net)
     for parameter in every:
         if parameter.grad_req == "add":
             parameter.grad_req = "write"
@@ -173,6 +174,17 @@ def prepare(net: mx.gluon.HybridBlock, *, dtype: DType, device: mx.Context) -> N
     for parameter in fresh:
         parameter.initialize(ctx=device, default_init=mx.init.Xavier())
     net.collect_params().reset_ctx(device)
+
+
+def _refuse_sparse(net: mx.gluon.Block) -> None:
+    """Refuse parameters and gradients that keep only some of their rows: nothing here can sum or save them.
+
+    :raises SpecError: naming them.
+    """
+    sparse = [name for name, one in parameters(net).items() if {one._stype, one._grad_stype} != {"default"}]
+    if sparse:
+        problem = f"{', '.join(sparse[:5])}: sparse parameters and gradients are not taken; set sparse_grad=False"
+        raise SpecError("The job", [Problem("model", problem)])
 
 
 def _initialised(parameter: mx.gluon.Parameter) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 from mxdist.data.arrays import no_classes, not_finite, refuse
 from mxdist.data.fetch import fetch
 from mxdist.errors import DataError, Problem, SpecError
-from mxdist.runtime import finetune, network, normalisation
+from mxdist.runtime import finetune, independence, network, normalisation
 from mxdist.runtime.batches import Examples, steps_of
 from mxdist.runtime.parallel.base import Group
 from mxdist.runtime.parallel.pipeline import stage_update
@@ -73,6 +73,8 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
     forward = network.Forward(recipe, net, dtype=job.dtype, stored=train.x.dtype.name, shape=train.x.shape[1:])
     loss = recipe.loss()
     outputs = _dry_run(forward, loss, train, device, job.dtype.value)
+    if job.parallelism.parts > 1:
+        _check_rows_apart(forward, loss, train, device, job)
     frozen = finetune.freeze(net, job.init) if job.init else ()
     normalisation.settle(net, job.parallelism, group)
     if recipe.classifies:
@@ -203,6 +205,27 @@ def _dry_run(
     y = mx.nd.array(train.y[:_FEW], ctx=device, dtype=dtype)
     network.check_loss(forward, loss, x, y)
     return int(np.prod(forward(x).shape[1:]))
+
+
+def _check_rows_apart(
+    forward: network.Forward, loss: mx.gluon.HybridBlock, train: Examples, device: mx.Context, job: TrainingJob
+) -> None:
+    """Refuse rows that influence each other, other than through Gluon's BatchNorm: parts of a batch would train
+    another model than the whole batch does.
+
+    :raises SpecError: naming the operators, where they are known.
+    """
+    chosen = [0, len(train) // 2] if len(train) > 1 else [0]
+    x = mx.nd.array(train.x[chosen], ctx=device, dtype=train.x.dtype)
+    y = mx.nd.array(train.y[chosen], ctx=device, dtype=job.dtype.value)
+    found = independence.row_mixers(forward, loss, x, y)
+    if found:
+        problem = (
+            f"rows of a batch influence each other ({found}), so a batch that is computed in {job.parallelism.parts} "
+            "parts trains another model than one process does; use Gluon's BatchNorm layer, whose statistics can be "
+            "synchronised, let each row stand alone, or train with one rank on one device"
+        )
+        raise SpecError("The job", [Problem("model", problem)])
 
 
 def _check_random(operators: list[str], parallelism: Parallelism) -> None:
