@@ -7,14 +7,15 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mxdist.environment import SECRET_NAMES, travelling
-from mxdist.launch.findings import SUBMITTER, Finding, Preflight
+from mxdist.errors import LaunchError
+from mxdist.launch.findings import CLUSTER, SUBMITTER, Finding, Preflight
 from mxdist.launch.hosts import HostPlan, place
 from mxdist.launch.patience import bounded
-from mxdist.launch.preflight import Wanted, judge, matrix, request_of
-from mxdist.launch.probing import Canary, canary, look
+from mxdist.launch.preflight import Report, Wanted, judge, matrix, request_of
+from mxdist.launch.probing import FIRST_S, Canary, canary, look
 from mxdist.spec import Dataset, EvaluationJob, TrainingJob
 from mxdist.spec.cluster import ClusterKind
 from mxdist.spec.job import BaseJob
@@ -23,6 +24,9 @@ from mxdist.store import Credentials, Store
 if TYPE_CHECKING:
     from mxdist.launch.platforms import Platforms
     from mxdist.runtime.channel import Opener
+
+PREFLIGHT_KEY = "preflight"
+"""The job key in a manifest that is only looked at."""
 
 _CONNECT_S, _ATTEMPTS = 6.0, 2
 """Over ssh: a host that drops the first attempt gets another one, within the time of a report."""
@@ -64,17 +68,49 @@ class _Check:
 
     def run(self) -> Preflight:
         """Look everywhere."""
-        own = [self._of_submitter()]
+        own = self._of_submitter()
+        if self.job.cluster.kind is ClusterKind.KUBERNETES:
+            return Preflight(self._head(), (own, *self._of_kubernetes()))
         python = self.job.cluster.python or self.platforms.python or os.environ.get("MXDIST_NODE_PYTHON")
         if not python:
             problem = "no Python of the node environment is known; set cluster.python, or MXDIST_NODE_PYTHON"
-            return Preflight(self._head(), (*own, Finding(SUBMITTER, "python", "no", problem)))
-        wanted = Wanted.of(self.job, self.hosts, runs_uri=self.runs.uri, data_bytes=self._data_bytes())
+            return Preflight(self._head(), (own, Finding(SUBMITTER, "python", "no", problem)))
+        hosts, reports, found = self._reports(python)
+        wanted = Wanted.of(self.job, hosts, runs_uri=self.runs.uri, data_bytes=self._data_bytes())
+        return Preflight(self._head(), (own, *found, *judge(wanted, reports)), matrix(wanted, reports))
+
+    def _reports(self, python: str) -> tuple[tuple[HostPlan, ...], dict[str, Report], list[Finding]]:
+        """Return the hosts, what they say, and what is to be said of the cluster as a whole."""
         request = self._request()
+        if self.job.cluster.kind is ClusterKind.SLURM:
+            return self._of_slurm(python, request)
         first = {"mlflow": request.pop("mlflow")} if "mlflow" in request else {}
         with self._opener() as opener:
-            reports = look(self.hosts, opener, python, request, first=first)
-        return Preflight(self._head(), (*own, *judge(wanted, reports)), matrix(wanted, reports))
+            return self.hosts, look(self.hosts, opener, python, request, first=first), []
+
+    def _of_slurm(
+        self, python: str, request: Mapping[str, Any]
+    ) -> tuple[tuple[HostPlan, ...], dict[str, Report], list[Finding]]:
+        from mxdist.launch.check_slurm import srun
+        from mxdist.launch.probing_together import look_together
+
+        try:
+            with srun(self.job, self.hosts, python, self.platforms.slurm_head(self.job.cluster)) as channel:
+                reports = look_together(channel, len(self.hosts), request)
+        except LaunchError as error:
+            return (), {}, [Finding(CLUSTER, "allocation", "no", str(error))]
+        silent = len(self.hosts) - len(reports)
+        problem = f"{silent} of {len(self.hosts)} nodes have not answered in {FIRST_S:g} s" if silent else ""
+        told = Finding(CLUSTER, "allocation", f"{len(reports)} of {len(self.hosts)}", problem)
+        return place(self.job, sorted(reports))[: len(reports)], reports, [told]
+
+    def _of_kubernetes(self) -> list[Finding]:
+        from mxdist.launch.kubernetes import KubernetesLauncher
+
+        launcher = self.platforms.of(self.job.cluster)
+        assert isinstance(launcher, KubernetesLauncher)  # noqa: S101  # for the type checker
+        named = cast("TrainingJob", self.job)  # of a job, a manifest shows only what all have
+        return launcher.findings(named, PREFLIGHT_KEY, runs_uri=self.runs.uri, has_keys=bool(self.secrets))
 
     def _head(self) -> str:
         count = len(self.hosts)

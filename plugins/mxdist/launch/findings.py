@@ -10,6 +10,10 @@ SUBMITTER = "(submitter)"
 """The row of the host that asks."""
 
 
+CLUSTER = "(cluster)"
+"""The row of the cluster as a whole."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One cell of the table.
@@ -43,7 +47,7 @@ class Preflight:
     @property
     def hosts(self) -> int:
         """How many rows there are, beside the submitter's."""
-        return len({finding.host for finding in self.findings if finding.host != SUBMITTER})
+        return len({finding.host for finding in self.findings if finding.host not in (SUBMITTER, CLUSTER)})
 
     def describe(self) -> str:
         """Return the table, then every problem."""

@@ -82,6 +82,10 @@ class Platforms(Launcher):
         """Return how the hosts of an ssh cluster are entered."""
         return self._access.ssh(cluster).for_job(cluster.ssh)
 
+    def slurm_head(self, cluster: Cluster) -> tuple[HostPlan, SshAccess] | None:
+        """Return the head node of a Slurm cluster and how it is entered; None: Slurm's commands are on this host."""
+        return self._access.slurm(cluster)
+
     def of(self, cluster: Cluster) -> Launcher:
         """Return the launcher of a cluster."""
         if cluster.kind is ClusterKind.SSH:
@@ -92,6 +96,10 @@ class Platforms(Launcher):
             from mxdist.launch.kubernetes import KubernetesLauncher
 
             return KubernetesLauncher(lambda: self._access.kubernetes(cluster))
+        if cluster.kind is ClusterKind.SLURM:
+            from mxdist.launch.slurm import SlurmLauncher
+
+            return SlurmLauncher(self._access.slurm(cluster), python=self._python, workdir=self._workdir)
         return LocalLauncher(python=self._python, workdir=self._workdir)
 
     def plan(self, job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str) -> Plan:
@@ -99,6 +107,9 @@ class Platforms(Launcher):
 
     def sends(self, job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str) -> tuple[Sent, ...]:
         return self.of(job.cluster).sends(job, job_key, runs_uri=runs_uri)
+
+    def check(self, job: TrainingJob | EvaluationJob) -> None:
+        self.of(job.cluster).check(job)
 
     def start(self, attempt: Attempt, bundle: Bundle, *, incarnation: int, secrets: Mapping[str, str]) -> bool:
         return self._of(attempt).start(attempt, bundle, incarnation=incarnation, secrets=secrets)

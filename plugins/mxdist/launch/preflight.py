@@ -31,6 +31,7 @@ class Report:
     :param skew_s: its clock less ours; None: not measured.
     :param doubt_s: how far off ``skew_s`` may be.
     :param reached: by host and address "" or what happened; None: not asked.
+    :param unresolved: names of other hosts, known only once all had answered, that it cannot resolve.
     """
 
     found: Mapping[str, Any] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class Report:
     skew_s: float | None = None
     doubt_s: float = 0.0
     reached: Mapping[str, Mapping[str, str]] | None = None
+    unresolved: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def _error(report: Report, name: str) -> str:
 def _names(host: str, report: Report, wanted: Wanted) -> Iterator[Finding]:
     if error := _error(report, "names"):
         yield Finding(host, "names", "?", f"resolving the names of the hosts: {error}")
-    elif missing := report.found["names"]:
+    elif missing := list(dict.fromkeys([*report.found["names"], *report.unresolved])):
         hint = "a name that a rank cannot resolve crashes Horovod; add it to DNS or to /etc/hosts there"
         yield Finding(host, "names", f"{len(missing)} missing", f"cannot resolve {', '.join(missing)}: {hint}")
     else:

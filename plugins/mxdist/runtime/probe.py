@@ -9,9 +9,9 @@ in, first
 out
     the report: versions, devices, addresses, disk, names, stores, MLflow.
 in, then
-    ``{"peers": [...]}``: where the probes of the other nodes listen.
+    ``{"peers": [...], "names": [...]}``: where the probes of the other nodes listen, and names known only now.
 out
-    ``{"clock": ..., "reached": {...}}``: the time, at once, and whom of them this node can reach.
+    ``{"clock": ...}`` at once, then ``{"reached": {...}, "unresolved": [...]}``: whom of them this node can reach.
 
 No check can hang it: each runs in a thread of its own, and what has not ended in time is told as such. Nothing stays.
 """
@@ -72,7 +72,9 @@ def main(lines: Iterable[str] | None = None, out: TextIO | None = None) -> None:
     _say(out, {**host, "word": listener.word, "ports": listener.ports, **report})
     for line in said:  # then none: others may still knock until the submitter has heard all, and closes
         _say(out, {**host, "clock": time.time()})
-        _say(out, {**host, "reached": reach(json.loads(line)["peers"], listener.word)})
+        told = json.loads(line)
+        unresolved = unresolvable(told.get("names", ()))
+        _say(out, {**host, "reached": reach(told["peers"], listener.word), "unresolved": unresolved})
     listener.close()
 
 
@@ -109,7 +111,9 @@ def _bound(check: Callable[[Mapping[str, Any]], Any], request: Mapping[str, Any]
 
 
 def _asked(name: str, request: Mapping[str, Any]) -> bool:
-    """Whether a check that only some requests ask for is asked for."""
+    """Whether a check that only some requests ask for is asked for. MLflow is the affair of the first node."""
+    if name == "mlflow" and os.environ.get("SLURM_PROCID", "0") != "0":
+        return False
     return name not in ("runs", "reads", "mlflow", "deep", "network") or bool(request.get(name))
 
 
@@ -208,10 +212,14 @@ def _plain(one: nics.Address) -> list[Any]:
 
 def names(request: Mapping[str, Any]) -> list[str]:
     """Return the names that this node cannot resolve: of the job's hosts, and its own."""
-    wanted = list(dict.fromkeys([*request.get("names", ()), os.uname().nodename]))
-    with ThreadPoolExecutor(max(1, min(64, len(wanted)))) as pool:
-        good = list(pool.map(_resolves, wanted))
-    return [name for name, resolved in zip(wanted, good, strict=True) if not resolved]
+    return unresolvable([*request.get("names", ()), os.uname().nodename])
+
+
+def unresolvable(wanted: Iterable[str]) -> list[str]:
+    """Return those of some names that this node cannot resolve."""
+    asked = list(dict.fromkeys(wanted))
+    with ThreadPoolExecutor(max(1, min(64, len(asked)))) as pool:
+        return [name for name, good in zip(asked, pool.map(_resolves, asked), strict=True) if not good]
 
 
 def _resolves(name: str) -> bool:
