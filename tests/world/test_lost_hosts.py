@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from world.conftest import Jobs, log_of, wait_until
-from world.hosts import CLUSTER, SECOND, HostsLauncher, across, agent, carrying, on_hosts
+from world.hosts import CLUSTER, SECOND, across, agent, carrying, on_hosts
 from world.test_training import dataset, job_on  # noqa: F401  # a fixture
 
 from mxdist import processes
@@ -138,13 +138,25 @@ def test_training_goes_on_from_its_checkpoint_after_a_lost_host(jobs: Jobs, data
 def test_host_that_never_answers_is_named(jobs: Jobs) -> None:
     launcher = on_hosts(jobs)
     launcher.prefix = ["sh", "-c", "echo no route to it >&2; exit 255"]
-    attempt = jobs.submit(across(jobs.job(SILENT, ranks=2))).attempt
+    attempt = jobs.submit(across(jobs.job(SILENT, ranks=2, start_timeout_s=1))).attempt
     result = jobs.result(attempt)
 
     assert result.cause is not None
     assert (result.cause.kind, result.cause.host) == ("host", SECOND)
     assert "no route to it" in result.cause.message
-    assert isinstance(launcher, HostsLauncher)
+
+
+def test_host_that_answers_late_is_waited_for(jobs: Jobs) -> None:
+    launcher = on_hosts(jobs)
+    up = jobs.folder / "up"
+    launcher.prefix = ["sh", "-c", f'test -e {up} || {{ touch {up}.asked; exit 255; }}; exec "$@"', "sh"]
+    attempt = jobs.submit(across(jobs.job("print('begun')", ranks=2))).attempt
+    wait_until(up.with_name("up.asked").exists, "the first try")
+    up.touch()
+    result = jobs.result(attempt)
+
+    assert (result.state, result.restarts) == (JobState.SUCCEEDED, 0), result.cause
+    assert any(f"host {SECOND} is lost" in line and "trying again" in line for line in log_of(attempt))
 
 
 def test_preempted_on_all_hosts_goes_on_later(jobs: Jobs, dataset: dict[str, Any]) -> None:  # noqa: F811

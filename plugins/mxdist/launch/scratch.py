@@ -8,6 +8,7 @@ people only: its full logs, its copy of the code, its exported model. A folder c
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -26,7 +27,9 @@ from mxdist.store import JobRun, open_store
 from mxdist.store.sequence import WIDTH
 
 DATASETS = ".datasets"
+CODE = "code"
 _PRUNED = ".pruned-"
+_DIGEST_LETTERS = 64
 _AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 
 
@@ -62,6 +65,7 @@ def prune_scratch(workdir: Path, *, older_than_s: float, dry_run: bool = False) 
             with suppress(OSError):  # other attempts of this job are left
                 folder.parent.rmdir()
         yield Left(folder, size)
+    yield from _prune_code(workdir, time.time() - older_than_s, dry_run)
 
 
 def prune_datasets(workdir: Path, *, older_than_s: float, dry_run: bool = False) -> Iterator[Left]:
@@ -82,13 +86,35 @@ def prune_datasets(workdir: Path, *, older_than_s: float, dry_run: bool = False)
         yield from _prune_unlinked(cache, before)
 
 
+def _prune_code(workdir: Path, before: float, dry_run: bool) -> Iterator[Left]:
+    """Delete the code that was sent here by its digest, and that no attempt here runs from, or has lately."""
+    links = [folder / CODE for folder, _ in _attempts(workdir)]
+    used = {link.resolve() for link in links if link.is_symlink()}
+    for folder in sorted((workdir / CODE).glob("[0-9a-f]*")):
+        if not folder.is_dir() or len(folder.name) != _DIGEST_LETTERS or folder.stat().st_mtime > before:
+            continue
+        if folder.resolve() in used:
+            yield Left(folder, kept="an attempt that is here runs from it")
+            continue
+        size = _size(folder)
+        if not dry_run:
+            _delete(folder)
+            folder.with_name(f"{folder.name}.lock").unlink(missing_ok=True)
+        yield Left(folder, size)
+
+
 def _attempts(workdir: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Yield the scratch folders below ``workdir``, each with its ``attempt.json``; other folders are none of ours."""
-    for path in sorted(workdir.glob(f"*/{'[0-9]' * WIDTH}/attempt.json")):
+    """Yield the scratch folders below ``workdir``, each with its ``attempt.json``; other folders are none of ours.
+
+    That of an agent ends with the number of its host.
+    """
+    numbers = "[0-9]" * WIDTH
+    found = (workdir.glob(f"*/{name}/attempt.json") for name in (numbers, f"{numbers}@*"))
+    for path in sorted(itertools.chain.from_iterable(found)):
         folder = path.parent
         with suppress(OSError, ValueError, KeyError, TypeError):
             told = json.loads(path.read_bytes())
-            if (told["job_key"], told["attempt"]) == (folder.parent.name, int(folder.name)) and told["token"]:
+            if (told["job_key"], told["attempt"]) == (folder.parent.name, int(folder.name[:WIDTH])) and told["token"]:
                 yield folder, told
 
 

@@ -123,6 +123,15 @@ class Agent:
     def run(self) -> str:
         """Work until the supervisor is gone or says so; return why. No process of the job is left here then."""
         processes.terminate(self._place.token, grace_s=0, exclude=(os.getpid(),), exact=True)
+        try:
+            self._work()
+        finally:
+            self._crew.end(grace_s=0)
+            self._crew.reap()
+        self._mouth.drain(self._timeout_s if self._leaving == "bye" else 0)
+        return self._leaving
+
+    def _work(self) -> None:
         self._mouth.say(say("hello", **self._hello()))
         heard_at = time.monotonic()
         while not self._leaving:
@@ -137,10 +146,6 @@ class Agent:
                 self._leaving = self._leaving or "the way to the supervisor is closed"
             elif now - heard_at > self._timeout_s:
                 self._leaving = f"nothing came from the supervisor for {self._timeout_s:g} s"
-        self._crew.end(grace_s=0)
-        self._crew.reap()
-        self._mouth.drain(self._timeout_s if self._leaving == "bye" else 0)
-        return self._leaving
 
     def _hello(self) -> dict[str, Any]:
         return {

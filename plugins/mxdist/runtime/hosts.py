@@ -6,13 +6,14 @@ one looks the same from here: what its ranks write is copied into the scratch fo
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mxdist.errors import HostLost
+from mxdist.errors import HostLost, MxdistError
 from mxdist.launch.hosts import LOOPBACK, HostPlan
 from mxdist.runtime import nics
 from mxdist.runtime.crew import Crew, Order, Started
@@ -213,11 +214,22 @@ class Hosts:
         """What the supervisor's own host is called."""
         return self.here.name
 
-    def open(self) -> None:
+    def open(self, *, patience_s: float = 0.0, pause: Callable[[str], bool] = lambda _: False) -> None:
         """Reach every host, all at once; those that were lost are reached anew.
 
+        :param patience_s: how long to try: a host may be starting.
+        :param pause: waits a while after it was told what the matter is; returns whether to go on.
         :raises HostLost: one cannot be reached.
         """
+        give_up = time.monotonic() + patience_s
+        while True:
+            try:
+                return self._open()
+            except HostLost as error:
+                if not error.retryable or time.monotonic() > give_up or not pause(error.message):
+                    raise
+
+    def _open(self) -> None:
         missing = [n for n in range(len(self.plans)) if n not in self._links or self._links[n].lost]
         if missing:
             self._spots = None
@@ -225,13 +237,19 @@ class Hosts:
             lost = self._links.pop(number, None)
             if lost is not None:
                 lost.close(clean=False)
-        assert self._open_link is not None or not missing  # noqa: S101  # nothing but here
-        for number, link in zip(missing, parallel(self._opened, missing), strict=True):
-            self._links[number] = link
+        problems = parallel(self._keep_open, missing)
+        for problem in problems:
+            if problem is not None:
+                raise problem
 
-    def _opened(self, number: int) -> HostLink:
-        assert self._open_link is not None  # noqa: S101
-        return self._open_link(number)
+    def _keep_open(self, number: int) -> MxdistError | None:
+        """Reach one host, and keep the link whatever becomes of the others; return why it cannot be reached."""
+        assert self._open_link is not None  # noqa: S101  # only our own host needs none
+        try:
+            self._links[number] = self._open_link(number)
+        except MxdistError as error:
+            return error
+        return None
 
     def each(self, links: Iterable[HostLink], act: Callable[[HostLink], T]) -> list[T]:
         """Do something with hosts: with the others all at once and aside, with our own in this thread.
@@ -276,12 +294,8 @@ class Hosts:
 
 
 def parallel(act: Callable[[int], T], numbers: Sequence[int]) -> list[T]:
-    """Return what ``act`` returns for each number, all at once; raise what the first failing one raised."""
+    """Return what ``act`` returns for each number, all at once."""
     if not numbers:
         return []
     with ThreadPoolExecutor(min(_AT_ONCE, len(numbers))) as pool:
-        futures = [pool.submit(act, number) for number in numbers]
-    failed = [error for future in futures if (error := future.exception()) is not None]
-    for error in failed:
-        raise error if isinstance(error, HostLost) or len(failed) == 1 else failed[0]
-    return [future.result() for future in futures]
+        return list(pool.map(act, numbers))

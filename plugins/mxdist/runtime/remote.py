@@ -75,8 +75,8 @@ class AgentLink(HostLink):
 
     @property
     def pid(self) -> int | None:
-        """The process on this host that carries the channel."""
-        return self._channel.pid
+        """The process on this host that carries the channel, while it lives."""
+        return self._channel.pid if self._channel.returncode is None else None
 
     @property
     def code(self) -> Path:
@@ -209,7 +209,7 @@ class AgentLink(HostLink):
 
     def _last_words(self) -> str:
         give_up = time.monotonic() + 1.0
-        while self._channel.returncode is None and time.monotonic() < give_up:
+        while time.monotonic() < give_up and (self._channel.returncode is None or not self._channel.complaint()):
             time.sleep(0.02)
         code, said = self._channel.returncode, self._channel.complaint() or "\n".join(self._chatter)
         told = f"its agent ended with code {code}" if code is not None else "the way to it was closed"

@@ -85,7 +85,7 @@ class Claim(_Document):
 class Cause(_Document):
     """Why an attempt ended badly.
 
-    :param kind: rank_exit, stall, start_timeout, deadline, cancel, preempted, nonfinite, user_error, data, lost or
+    :param kind: rank_exit, stall, start_timeout, deadline, cancel, preempted, nonfinite, user_error, data, host, lost or
         internal.
     """
 

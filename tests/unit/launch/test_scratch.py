@@ -59,6 +59,30 @@ def deleted(workdir: Path, **options: bool) -> list[str]:
     return [str(left.path.relative_to(workdir)) for left in found if not left.kept]
 
 
+def test_folder_that_a_killed_agent_has_left_goes_too(workdir: Path) -> None:
+    _, folder = attempt_in(workdir, "old", ended_ago_s=8 * DAY_S)
+    left = folder.rename(folder.with_name(f"{folder.name}@3"))
+
+    assert deleted(workdir) == ["old/0000000001@3"]
+    assert not left.exists()
+
+
+def test_code_that_no_attempt_runs_from_goes(workdir: Path) -> None:
+    _, folder = attempt_in(workdir, "new", ended_ago_s=None)
+    old, used, lately = (workdir / "code" / (letter * 64) for letter in "abc")
+    for code in (old, used, lately, workdir / "code" / "mine"):
+        code.mkdir(parents=True)
+        (code / "train.py").write_text("pass")
+        code.with_name(f"{code.name}.lock").touch()
+        if code != lately:
+            os.utime(code, (time.time() - 8 * DAY_S,) * 2)
+    (folder / "code").symlink_to(used)
+
+    assert deleted(workdir, dry_run=True) == deleted(workdir) == [f"code/{old.name}"]
+    names = {path.name for path in (workdir / "code").iterdir()}
+    assert names == {code.name + end for code in (used, lately, workdir / "mine") for end in ("", ".lock")}
+
+
 @pytest.mark.parametrize("state", [state for state in JobState if state.final])
 def test_attempts_that_ended_long_ago_go(workdir: Path, state: JobState) -> None:
     _, old = attempt_in(workdir, "old", ended_ago_s=8 * DAY_S, state=state)
