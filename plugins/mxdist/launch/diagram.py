@@ -31,12 +31,13 @@ def draw(job: TrainingJob | EvaluationJob, hosts: Sequence[str]) -> list[str]:
     layout = job.parallelism
     lines = [f"layout      {_summary(job)}"]
     boxes = [_boxes(job, rank) for rank in range(len(hosts))]
+    names = list(dict.fromkeys(hosts))
     for host, ranks in groupby(enumerate(hosts), key=lambda pair: pair[1]):
         lines.append(f"  host {host}")
         here = [f"    rank {rank:<4} {boxes[rank]}" for rank, _ in ranks]
         lines += here[:_SHOWN]
         lines += [f"    and {len(here) - _SHOWN} more in the same way"] if len(here) > _SHOWN else []
-        lines += [f"    {name}" for name in _beside(layout)] if host == hosts[0] else []
+        lines += [f"    {name}" for name in _beside(layout, names.index(host), len(names))]
     if isinstance(job, TrainingJob) and job.model is not None:
         lines += [f"  {name:<10}{text}" for name, text in _notes(job, layout)]
     return lines
@@ -82,10 +83,11 @@ def _stage(layout: Parallelism, stage: int) -> str:
     return f"stage {stage} from {layout.cuts[stage - 1] if stage else 'the input'}"
 
 
-def _beside(layout: Parallelism) -> list[str]:
+def _beside(layout: Parallelism, host: int, hosts: int) -> list[str]:
+    """Return what runs beside the ranks of a host: the scheduler on the first, servers on one after the other."""
     if layout.strategy is not Strategy.PARAMETER_SERVER:
         return []
-    return ["scheduler", *(f"server {number}" for number in range(layout.servers))]
+    return [*(["scheduler"] if host == 0 else []), *(f"server {n}" for n in range(host, layout.servers, hosts))]
 
 
 def _notes(job: TrainingJob, layout: Parallelism) -> list[tuple[str, str]]:

@@ -31,6 +31,20 @@ JOBS: dict[str, dict[str, Any]] = {
         "dataset": MANIFEST,
         "parallelism": {"strategy": "parameter_server", "world_size": 2, "servers": 2},
     },
+    "servers_on_three_hosts": {
+        "name": "mnist",
+        "model": {"name": "lenet"},
+        "dataset": MANIFEST,
+        "batch_size": 60,
+        "parallelism": {"strategy": "parameter_server", "world_size": 5, "servers": 2},
+        "cluster": {"kind": "ssh", "hosts": ["ada@gpu-node-1:2", "gpu-node-2:2 port=2222", "gpu-node-3:2"]},
+    },
+    "slurm_two_nodes": {
+        "name": "cifar",
+        "script": {"path": "/home/ada/train.py"},
+        "parallelism": {"world_size": 4},
+        "cluster": {"kind": "slurm", "nodes": 2, "threads_per_rank": 3, "pin_cores": False},
+    },
     "model_one_rank": {"name": "mnist", "model": {"name": "lenet"}, "dataset": MANIFEST, "epochs": 3},
     "evaluation": {
         "kind": "evaluation",
@@ -130,6 +144,21 @@ def test_every_process_of_parameter_servers_knows_the_same_world() -> None:
         "worker", "worker", "scheduler", "server", "server"
     ]  # fmt: skip
     assert "DMLC_PS_ROOT_PORT" in plan.runtime_names
+
+
+def test_ranks_of_several_hosts_are_told_where_they_are_at_the_start_only() -> None:
+    plan = plan_of(JOBS["servers_on_three_hosts"])
+    located = {"HOROVOD_HOSTNAME", "HOROVOD_GLOO_IFACE", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "OMP_NUM_THREADS"}
+    located |= {"DMLC_NODE_HOST", "DMLC_PS_ROOT_URI", "NCCL_SOCKET_IFNAME"}
+
+    assert not [rank.rank for rank in plan.ranks if located & rank.environment.keys()]
+    assert located <= set(plan.runtime_names)
+    assert [(rank.host, rank.environment["HOROVOD_CROSS_RANK"]) for rank in plan.ranks] == [
+        ("gpu-node-1", "0"), ("gpu-node-1", "0"), ("gpu-node-2", "1"), ("gpu-node-2", "1"), ("gpu-node-3", "2")
+    ]  # fmt: skip
+    assert [(role.name, role.host) for role in plan.roles] == [
+        ("scheduler", "gpu-node-1"), ("server 0", "gpu-node-1"), ("server 1", "gpu-node-2")
+    ]  # fmt: skip
 
 
 def test_scripts_get_parameter_servers_too_and_other_jobs_none() -> None:
