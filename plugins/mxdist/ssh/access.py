@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from mxdist.environment import SUPERVISOR_SECRETS
 from mxdist.errors import LaunchError
 
 if TYPE_CHECKING:
@@ -83,17 +82,18 @@ class SshAccess:
         )
 
     def secrets(self, hosts: Iterable[SshHost] = ()) -> dict[str, str]:
-        """Return what a supervisor needs to log in as this process does, by the names of ``SUPERVISOR_SECRETS``.
+        """Return what a supervisor needs to log in as this process does, by names of ``SUPERVISOR_SECRETS``.
+
+        A key travels opened: its passphrase stays here, and the other side needs no bcrypt.
 
         :param hosts: those whose keys it has to know; without lines of its own, this access looks them up here.
         """
         lines = self.known_hosts or tuple(self._known_here(hosts))
         named = {
-            "MXDIST_SSH_KEY": self.key,
-            "MXDIST_SSH_PASSPHRASE": self.passphrase if self.key else None,
+            "MXDIST_SSH_KEY": self._opened(),
             "MXDIST_SSH_KNOWN_HOSTS": "\n".join(lines),
         }
-        return {name: named[name] or "" for name in SUPERVISOR_SECRETS if named[name]}
+        return {name: value for name, value in named.items() if value}
 
     def opener(self) -> dict[str, Any]:
         """Return what else it is told: ``opener`` of its document."""
@@ -148,6 +148,10 @@ class SshAccess:
     def believed_from(self) -> str:
         """Where the believed host keys stand, for a reader."""
         return "the known_hosts lines given" if self.known_hosts else f"{USER_FILE} and {SYSTEM_FILE}"
+
+    def _opened(self) -> str | None:
+        key = self.client_key() if self.passphrase else None
+        return key.export_private_key("openssh").decode() if key else self.key
 
     def _known_here(self, hosts: Iterable[SshHost]) -> Iterator[str]:
         wanted = list(hosts)
