@@ -23,6 +23,7 @@ def plan(options: argparse.Namespace) -> int:
     client = setting.client(options, job)
     key = setting.job_key(options, job)
     found = client.launcher.plan(job, key, runs_uri=client.runs.uri)
+    client.launcher.check(job)
     bundle = collect(job)
     last, note = _last(options, client.runs, job.name)
     seen = Seen(

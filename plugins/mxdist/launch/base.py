@@ -50,6 +50,14 @@ class Launcher(ABC):
         """
         return ()
 
+    def check(self, job: TrainingJob | EvaluationJob) -> None:
+        """Refuse what only the node environment can tell, where there is one on this host; else the ranks refuse it.
+
+        :raises SpecError: with every wrong field.
+        :raises LaunchError: the node environment gave no answer.
+        """
+        return
+
     @abstractmethod
     def start(self, attempt: Attempt, bundle: Bundle, *, incarnation: int, secrets: Mapping[str, str]) -> bool:
         """Start supervisor number ``incarnation`` and return once it has claimed its place.

@@ -83,6 +83,7 @@ class JobClient:
             latest = run.latest()
             reach(job_key, "submit-before-claim")
             if latest is None or _over(latest):
+                self.launcher.check(job)
                 attempt = self._claim(run, latest, job, bundle, source or {})
             elif latest.result() is not None:
                 return Submission(latest, "finished")

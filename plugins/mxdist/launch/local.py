@@ -16,6 +16,7 @@ from mxdist import processes
 from mxdist.errors import LaunchError, StoreError
 from mxdist.launch.base import Launcher, Life
 from mxdist.launch.bundle import Bundle
+from mxdist.launch.layout_check import check_cuts
 from mxdist.launch.plan import SECRET_NAMES, Plan, base_environment, build_plan, supervisor_command
 from mxdist.spec import EvaluationJob, TrainingJob
 from mxdist.store import Attempt
@@ -58,6 +59,10 @@ class LocalLauncher(Launcher):
             workdir=str(self._workdir_of(job)),
             cores=sorted(os.sched_getaffinity(0)),
         )
+
+    def check(self, job: TrainingJob | EvaluationJob) -> None:
+        if isinstance(job, TrainingJob):
+            check_cuts(job, self._python_of(job))
 
     def attempt_dir(self, attempt: Attempt) -> Path:
         """Return the scratch folder of ``attempt``."""
