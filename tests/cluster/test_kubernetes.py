@@ -17,6 +17,7 @@ from mxdist.launch import JobClient, Life
 from mxdist.launch.client import log_lines
 from mxdist.launch.kubernetes import KubernetesLauncher
 from mxdist.spec import JobState, TrainingJob, parse_job
+from mxdist.spec.cluster import Storage
 from mxdist.store import Attempt, Credentials, Result, Store, open_store
 from stack.processes import wait_until
 from stack.seaweed import Seaweed
@@ -142,7 +143,7 @@ def law(site: Site, tmp_path: Path) -> Law:
     folder = tmp_path / "law"
     folder.mkdir()
     credentials = Credentials(site.seaweed.access_key, site.seaweed.secret_key)
-    return make_law(folder, site.runs, endpoint_url=site.seaweed.endpoint_url, credentials=credentials)
+    return make_law(folder, site.runs, storage=Storage(endpoint_url=site.seaweed.endpoint_url), credentials=credentials)
 
 
 def test_an_mpijob_lives_to_its_end_with_the_weights_of_one_process(site: Site, law: Law) -> None:

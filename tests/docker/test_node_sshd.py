@@ -49,7 +49,7 @@ class Site:
         }  # fmt: skip
 
     @contextmanager
-    def node(self, name: str, port: int, **variables: str) -> Iterator[None]:
+    def node(self, name: str, port: int, **variables: str) -> Iterator[subprocess.Popen[bytes]]:
         """Run one node's sshd. StrictModes is off because /tmp is writable by all; root may enter if we are root."""
         more = ["-o", "StrictModes=no", "-o", "ListenAddress=127.0.0.1", "-o", "PermitRootLogin=prohibit-password"]
         # The first word of an option counts, so it has to come before the configuration's own.
@@ -59,7 +59,7 @@ class Site:
             server = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
             assert wait_until(lambda: bool(self.scan(port)), 60), (self.folder / f"{name}.log").read_text()
-            yield
+            yield server
         finally:
             server.terminate()
             server.wait(30)
@@ -71,10 +71,14 @@ class Site:
 
     def ssh(self, name: str, port: int, *options: str) -> subprocess.CompletedProcess[str]:
         """Run a command on a node, which is verified under its own name; the first value of an option counts."""
+        command = [*self.words(name, port, *options), "echo", "done"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    def words(self, name: str, port: int, *options: str) -> list[str]:
+        """Return the beginning of such a command."""
         fixed = ["-F", "none", "-p", str(port), "-o", f"UserKnownHostsFile={self.known_hosts}", "-o", "BatchMode=yes"]
         verified = ["-o", f"HostKeyAlias=[{name}]:{port}", "-o", "StrictHostKeyChecking=yes"]
-        command = ["ssh", *options, *fixed, *verified, f"{USER}@127.0.0.1", "echo", "done"]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return ["ssh", *options, *fixed, *verified, f"{USER}@127.0.0.1"]
 
 
 @pytest.fixture
@@ -134,6 +138,30 @@ def test_a_worker_of_an_mpijob_shows_the_jobs_own_key(site: Site) -> None:
         assert site.ssh("worker", port, *only, "-i", str(pair / "id_rsa")).returncode == 255
     assert (site.folder / "worker/host_key").stat().st_mode & 0o77 == 0
     assert not site.known_hosts.exists()
+
+
+def test_a_worker_ends_after_what_runs_on_it(site: Site, tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    pair, flag = site.folder / "pair", tmp_path / "go"
+    pair.mkdir()
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-f", pair / "id_rsa"], check=True
+    )
+    site.known_hosts.parent.mkdir()
+    site.known_hosts.write_text(f"* {' '.join((pair / 'id_rsa.pub').read_text().split()[:2])}\n")
+    with site.node("worker", port, MXDIST_SSH_PAIR=str(pair)) as worker:
+        words = site.words("worker", port, "-i", str(pair / "id_rsa"))
+        command = f"echo begun; until [ -e {flag} ]; do sleep 0.1; done; echo done"
+        session = subprocess.Popen([*words, command], text=True, stdout=subprocess.PIPE)
+        assert session.stdout is not None
+        assert session.stdout.readline() == "begun\n"
+        worker.terminate()  # as the kubelet does
+        with pytest.raises(subprocess.TimeoutExpired):
+            worker.wait(1)
+        flag.touch()
+        assert session.communicate(timeout=60)[0] == "done\n"
+        assert worker.wait(60) == 0
+        assert site.scan(port) == ""
 
 
 def test_a_node_that_nobody_could_enter_does_not_start(site: Site) -> None:

@@ -96,6 +96,14 @@ class KubernetesLauncher(Launcher):
         text = yaml.safe_dump(manifest, sort_keys=False, width=1000)
         return (Sent(f"MPIJob to namespace {job.cluster.kubernetes.namespace}", text),)
 
+    def check(self, job: TrainingJob | EvaluationJob) -> None:
+        """Let the cluster go through the making of the MPIJob without keeping it, before anything is claimed.
+
+        :raises LaunchError: it would be refused: no rights, no MPIJobs, a policy, a quota of objects.
+        """
+        with suppress(Exists):
+            self.api.create_job(_planned(job, job.name, "s3://runs", attempt=1), dry_run=True)
+
     def findings(
         self, job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str, has_keys: bool = False
     ) -> list[Finding]:
@@ -157,6 +165,13 @@ class KubernetesLauncher(Launcher):
                     hint="A node that does not answer keeps its pods: see kubectl describe, or delete the node.",
                 )
             time.sleep(_PAUSE_S)
+
+    def forget(self, attempt: Attempt) -> None:
+        """Let the cluster delete the MPIJobs of an attempt that is over, with their Secrets; nobody waits for it.
+
+        :raises LaunchError: it cannot be asked.
+        """
+        self._delete_jobs(attempt, set())
 
     def watch(self, attempt: Attempt, *, timeout_s: float) -> Iterator[Standing]:
         """Yield where the newest MPIJob of ``attempt`` stands, at first and when that changes, until it has ended.
