@@ -68,6 +68,22 @@ def open_place(folder: Path, secrets: Mapping[str, str]) -> tuple[Place, Attempt
     return Place(folder, told["token"], told["attempt"], base_environment(os.environ), for_ranks), attempt, told
 
 
+def next_incarnation(attempt: Attempt, asked: int, again: str | None) -> int:
+    """Return which supervisor of the attempt this one is to be.
+
+    A batch job that its platform starts again holds the newest place itself, from its last run, which is over: then it
+    is the next. If somebody else holds it, this job comes too late, and finds its place taken.
+
+    :param asked: which one the launcher asked for.
+    :param again: how the nonces of such earlier claims begin; None: there are none.
+    """
+    last = attempt.supervisors.last()
+    if again is None or last < asked:
+        return asked
+    ours = any(str(document.get("nonce")).startswith(again) for _, document in attempt.supervisors.read(after=last - 1))
+    return last + 1 if ours else asked
+
+
 def claim_place(attempt: Attempt, incarnation: int, nonce: str) -> bool:
     """Become the supervisor with this number; return False if another process is.
 

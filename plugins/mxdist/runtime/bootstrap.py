@@ -26,6 +26,7 @@ The document is one JSON object::
 
     supervisor:   "incarnation": number; "nonce": any word, stands in the claim that the launcher then looks for;
                   "foreground": true: stay in the foreground until the end (Slurm's batch step, a pod);
+                  "again": how the nonces of claims begin that earlier runs of this very batch job have made
                   "hosts": names of the hosts in their order, or null where job or platform say them;
                   "here": the name of the host that this is, null: none of them;
                   "opener": how the other hosts are reached: see mxdist.runtime.openers

@@ -43,6 +43,8 @@ def supervisor(document: Mapping[str, Any]) -> dict[str, Any]:
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }
+    if document.get("again"):
+        command += ["--again", document["again"]]
     if document.get("foreground"):
         _become([*command, "--foreground"], environment, folder)
     return {"exit_code": _started(command, environment, folder), "folder": str(folder)}

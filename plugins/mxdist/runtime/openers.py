@@ -18,6 +18,7 @@ from typing import Any
 from mxdist.environment import travelling
 from mxdist.errors import HostLost, LaunchError
 from mxdist.launch.hosts import HostPlan
+from mxdist.launch.slurm_script import AGENT
 from mxdist.launch.summon import command, frames
 from mxdist.runtime.channel import CommandOpener, Opener
 from mxdist.runtime.hosts import HereLink, Hosts
@@ -28,7 +29,6 @@ from mxdist.spec import EvaluationJob, TrainingJob
 from mxdist.spec.cluster import ClusterKind
 from mxdist.ssh import SshAccess
 
-SRUN = ("srun", "--overlap", "--exact", "-N1", "-n1", "--nodelist={host}", "--unbuffered", "--input=0", "--quiet")
 _GREET_S = 60.0
 
 
@@ -105,7 +105,7 @@ def choose_opener(
     if how == "command":
         return CommandOpener(asked["prefix"])
     if how == "srun":
-        return CommandOpener(SRUN)
+        return CommandOpener(AGENT)
     if how == "ssh":
         access = SshAccess.from_environment(secrets).with_opener(asked).for_job(job.cluster.ssh)
         return SshOpener(access, others)

@@ -27,13 +27,21 @@ from mxdist.environment import SUPERVISOR_SECRETS
 from mxdist.errors import Fenced, HostLost, LaunchError, MxdistError
 from mxdist.launch.plan import Plan, build_plan
 from mxdist.runtime import exit_codes
-from mxdist.runtime.arrival import claim_place, open_place, stop_yielding, take_secrets, yield_to_ranks
+from mxdist.runtime.arrival import (
+    claim_place,
+    next_incarnation,
+    open_place,
+    stop_yielding,
+    take_secrets,
+    yield_to_ranks,
+)
 from mxdist.runtime.blame import Failure, first_failure, judge
 from mxdist.runtime.finish import Finisher, Outcome, Tracker
 from mxdist.runtime.hosts import Hosts
 from mxdist.runtime.openers import gather, known_hosts
 from mxdist.runtime.place import Place, read_json, world_numbers, write_json
 from mxdist.runtime.reporter import Reporter
+from mxdist.runtime.slurm_job import slurm_job
 from mxdist.runtime.status import Status
 from mxdist.runtime.wake import Wake
 from mxdist.runtime.watch import Watchdog
@@ -96,6 +104,7 @@ class Supervisor:
         self._job = attempt.claim.parsed()
         self._limits = self._job.limits
         self._host = os.uname().nodename
+        self._slurm_job = slurm_job(self._job)
         self._reporter = Reporter(attempt, place.folder, incarnation=incarnation, wake=wake.call)
         self._tracker = Tracker(attempt, self._job, place.folder / "journal.jsonl", _plan_params(plan))
         self._finisher = Finisher(attempt, self._job, place.folder, self._tracker, lambda: wake.terminated)
@@ -130,6 +139,8 @@ class Supervisor:
             except (LaunchError, OSError) as error:
                 ended = Ended(failure=Failure(Cause("internal", str(error), True, host=self._host), restart=False))
             failure = ended.failure
+            if self._comes_back(ended):
+                return None
             if ended.stop is not None or failure is None:
                 return self._outcome(ended)
             if not failure.restart or self._world_number > self._limits.max_restarts:
@@ -140,6 +151,20 @@ class Supervisor:
             stop = self._stop_wanted()
             if stop is not None:
                 return self._outcome(Ended(stop=stop))
+
+    def _comes_back(self, ended: Ended) -> bool:
+        """Whether the platform starts this job again, with other hosts if need be: then nothing is settled yet."""
+        if self._slurm_job is None or self._reporter.cancel is not None:
+            return False
+        lost_host = ended.failure is not None and ended.failure.restart and ended.failure.cause.kind == "host"
+        if ended.stop is Stop.PREEMPT:
+            back = self._slurm_job.comes_back()
+        else:
+            back = lost_host and self._world_number <= self._limits.max_restarts and self._slurm_job.give_back()
+        if back:
+            why = ended.failure.cause.message if ended.failure else _STOPPING[Stop.PREEMPT]
+            self._status.note(f"{why}; Slurm will start the job again, from the last checkpoint")
+        return back
 
     def _lost(self) -> Ended:
         """The last supervisor died in the last world that was allowed: nothing may be trained any more."""
@@ -309,6 +334,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--incarnation", type=int, required=True)
     parser.add_argument("--secrets", required=True)
+    parser.add_argument("--again", help="nonces of claims by earlier runs of this batch job begin so")
     parser.add_argument("--foreground", action="store_true", help="do not detach: somebody waits for the end")
     options = parser.parse_args(arguments)
     secrets = take_secrets(options.folder / options.secrets)
@@ -318,12 +344,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wake = Wake()
     os.environ.update({name: value for name, value in secrets.items() if name not in SUPERVISOR_SECRETS})
     place, attempt, told = open_place(options.folder, secrets)
-    ours = claim_place(attempt, options.incarnation, options.secrets)
+    incarnation = next_incarnation(attempt, options.incarnation, options.again)
+    ours = claim_place(attempt, incarnation, options.secrets)
     if tell is not None:
         os.write(tell, b"1")
         os.close(tell)
     if ours:
-        _supervise(place, attempt, Given(told, secrets), options.incarnation, wake)
+        _supervise(place, attempt, Given(told, secrets), incarnation, wake)
 
 
 def _detach() -> int:

@@ -9,7 +9,8 @@ from pydantic import Field, field_validator
 
 from mxdist.spec.base import LABEL, Spec
 
-_WORD = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f'\"\\`$;|&<>]+$", max_length=255)]
+_WORD = Annotated[str, Field(pattern=r"^[^\s\x00-\x1f\x7f'\"\\`$;|&<>#]+$", max_length=255)]
+_EXPRESSION = r"^[A-Za-z0-9_.,:=&|*()\[\]-]{1,255}$"
 _KUBERNETES_NAME = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
 _QUANTITY = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
 _KNOWN_HOST = re.compile(r"^(@\S+ )?\S+ (ssh-|ecdsa-|sk-)\S+ [A-Za-z0-9+/=]+( .*)?$")
@@ -50,12 +51,28 @@ class Slurm(Spec):
     gres: _WORD | None = Field(None, description="sbatch --gres, for each node.")
     gpus_per_node: _WORD | None = Field(None, description="sbatch --gpus-per-node: 4 or a100:4.")
     exclusive: bool = Field(False, description="sbatch --exclusive.")
-    constraint: _WORD | None = Field(None, description="sbatch --constraint.")
+    constraint: str | None = Field(
+        None, pattern=_EXPRESSION, description="sbatch --constraint: a feature, or a&b, [x|y]."
+    )
     reservation: _WORD | None = Field(None, description="sbatch --reservation.")
     memory: _WORD | None = Field(None, description="sbatch --mem, for each node.")
     cpus_per_slot: int | None = Field(None, ge=1, description="sbatch --cpus-per-task.")
     time_limit_s: int | None = Field(None, ge=60, description="sbatch --time; default: the partition's.")
     requeue: bool = Field(True, description="Let Slurm start the job again after a lost node or preemption.")
+    output: _WORD | None = Field(None, description="sbatch --output; default: /tmp/%x-%j.out on the first node.")
+    setup: tuple[str, ...] = Field((), description="Shell lines before all else on the first node: module load cuda.")
+
+    @field_validator("setup", mode="before")
+    @classmethod
+    def _as_lines(cls, lines: object) -> object:
+        return lines.splitlines() if isinstance(lines, str) else lines
+
+    @field_validator("setup")
+    @classmethod
+    def _single_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
+        if any("\n" in line or "\0" in line or line.lstrip().startswith("#SBATCH") for line in lines):
+            raise ValueError("holds a line that is none, or an #SBATCH line: cluster.slurm has fields for those")
+        return lines
 
 
 class Kubernetes(Spec):

@@ -1,0 +1,96 @@
+"""Slurm's own commands, run on this host or on a head node over ssh. Secrets go through environment and input only."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mxdist.errors import LaunchError
+from mxdist.launch.hosts import HostPlan
+from mxdist.ssh import SshAccess
+
+_TIMEOUT_S = 60.0
+_KEPT = ("HOME", "LANG", "LOGNAME", "PATH", "SLURM_CONF", "SLURM_JWT", "TZ", "USER")
+"""What Slurm's commands may know of our environment: SBATCH_* and SLURM_* would override what the script asks for."""
+
+_END = "MXDIST_INPUT_END"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a command ended."""
+
+    returncode: int
+    out: str
+    err: str
+
+
+class Commands(Protocol):
+    """Where Slurm's commands are."""
+
+    where: str
+
+    def run(self, command: Sequence[str], *, text: str = "", environment: Mapping[str, str] | None = None) -> Ran:
+        """Run a command to its end.
+
+        :param text: its standard input.
+        :param environment: variables for it beside the few that it needs; may be secret.
+        :raises LaunchError: it cannot be run, or takes longer than a minute.
+        """
+
+
+class Here:
+    """On this host."""
+
+    where = "this host"
+
+    def run(self, command: Sequence[str], *, text: str = "", environment: Mapping[str, str] | None = None) -> Ran:
+        """See ``Commands``."""
+        kept = {name: value for name, value in os.environ.items() if name in _KEPT}
+        try:
+            done = subprocess.run(
+                command, input=text.encode(), env={**kept, **(environment or {})}, capture_output=True,
+                timeout=_TIMEOUT_S, check=False,
+            )  # fmt: skip
+        except FileNotFoundError:
+            raise LaunchError(
+                f"there is no {command[0]} on this host.",
+                hint="Install slurm-client, with the cluster's slurm.conf and munge key, or name a head node.",
+                retryable=False,
+            ) from None
+        except subprocess.TimeoutExpired:
+            raise LaunchError(f"{command[0]} has not answered within {_TIMEOUT_S:g} s.", hint=_ASK) from None
+        return Ran(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+_ASK = "Does the controller live? `scontrol ping` says so."
+
+
+class There:
+    """On a head node, over ssh. A shell there reads everything from its input: its command line says nothing."""
+
+    def __init__(self, head: HostPlan, access: SshAccess) -> None:
+        self.where = head.name
+        self._head, self._access = head, access
+
+    def run(self, command: Sequence[str], *, text: str = "", environment: Mapping[str, str] | None = None) -> Ran:
+        """See ``Commands``."""
+        from mxdist.ssh import Ssh
+
+        lines = [f"export {name}={shlex.quote(value)}" for name, value in (environment or {}).items()]
+        lines += [f"{shlex.join(command)} <<'{_END}'", text.removesuffix("\n"), _END, ""]
+        with Ssh(self._access) as ssh:
+            done = ssh.run(self._head, ["sh", "-l", "-s"], stdin="\n".join(lines).encode(), timeout_s=_TIMEOUT_S)
+        return Ran(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+def commands_at(head: tuple[HostPlan, SshAccess] | None) -> Commands:
+    """Return where Slurm's commands are.
+
+    :param head: a head node and how it is entered; None: here.
+    """
+    return Here() if head is None else There(*head)
