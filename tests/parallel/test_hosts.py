@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from parallel.test_law import BOUND, Law, make_law
-from world.conftest import Jobs, jobs, log_of  # noqa: F401  # a fixture
-from world.hosts import CLUSTER, FIRST, SECOND, across, disk, on_hosts
+from world.conftest import Jobs, jobs, log_of, wait_until  # noqa: F401  # a fixture
+from world.hosts import CLUSTER, FIRST, SECOND, across, agent, disk, on_hosts
 
+from mxdist.runtime.place import JOURNAL
 from mxdist.spec import JobState, TrainingJob
 from mxdist.store import Attempt, Result
+from mxdist.tracking.mirror import restore
 from stack.mlflow import Mlflow
 
 pytestmark = pytest.mark.layouts
@@ -113,3 +117,28 @@ def test_mlflow_has_every_step_once_when_rank_0_is_elsewhere(
     assert len(history) == len({point.step for point in history}) == 20
     assert result.tracking_complete
     assert json.loads((Path(str(result.model_uri)) / "manifest.json").read_text())["digest"] == result.model_digest
+
+
+def test_journal_goes_on_when_the_host_of_rank_0_was_lost(jobs: Jobs, law: Law) -> None:  # noqa: F811
+    on_hosts(jobs, here=None)
+    job = across(law._job(2, {"epochs": 400, "checkpoints": {"every_steps": 5}}))
+    attempt = jobs.submit(job).attempt
+    wait_until(lambda: attempt.read_state().step > 10, "some steps")
+    os.kill(agent(attempt, 0), signal.SIGKILL)
+    wait_until(lambda: attempt.read_state().world == 2, "the second world")
+    told = wait_until(lambda: [record for record in records(attempt) if record["session"] == 2], "its metrics")
+    jobs.client.cancel(attempt, by="user", reason="test", wait_s=120)
+
+    numbers = [record["n"] for record in records(attempt)]
+    assert numbers == list(range(1, len(numbers) + 1)), "every line once, over both worlds"
+    assert told[0]["step"] > 1, "from the checkpoint"
+
+
+def test_journal_is_made_again_where_a_supervisor_goes_on_elsewhere(jobs: Jobs, law: Law) -> None:  # noqa: F811
+    on_hosts(jobs)
+    attempt, _ = trained(jobs, across(law._job(2, {})))
+    here, elsewhere = jobs.attempt_dir(attempt) / JOURNAL, jobs.folder / JOURNAL
+
+    assert restore(attempt, elsewhere)
+    assert elsewhere.read_bytes() == here.read_bytes()
+    assert not restore(attempt, elsewhere), "what is there stays"

@@ -32,6 +32,7 @@ class HostsLauncher(LocalLauncher):
     def __init__(self, disks: Path, *, python: str, workdir: Path, here: str | None = FIRST) -> None:
         super().__init__(python=python, workdir=workdir)
         self.disks, self.here = disks, here
+        self.more_secrets: dict[str, str] = {}
         self.prefix = ["env", f"MXDIST_WORKDIR={disks}/disk-{{host}}"]
 
     def _prepare(self, attempt: Attempt, bundle: Bundle, secrets: Mapping[str, str]) -> tuple[Path, Path]:
@@ -40,6 +41,7 @@ class HostsLauncher(LocalLauncher):
         code = publish(bundle, open_store(told["runs_uri"]))
         told |= {"code": code, "here": self.here, "opener": {"how": "command", "prefix": self.prefix}}
         (folder / "attempt.json").write_text(json.dumps(told))
+        path.write_text(json.dumps({**json.loads(path.read_text()), **self.more_secrets}))
         return folder, path
 
 

@@ -37,7 +37,7 @@ def silent(jobs: Jobs, **limits: float) -> Attempt:
 
 
 def long_training(dataset: dict[str, Any]) -> TrainingJob:  # noqa: F811
-    limits = {"grace_s": 5, "max_restarts": 2, "link_timeout_s": LINK_S}
+    limits = {"grace_s": 5, "max_restarts": 2}
     return job_on(dataset, epochs=2000, checkpoints={"every_steps": 4}, cluster=CLUSTER, limits=limits)
 
 

@@ -31,7 +31,7 @@ from mxdist.runtime.crew import Crew, Order
 from mxdist.runtime.mirror import PIECE_BYTES, Mirror
 from mxdist.runtime.place import JOURNAL, Place, replace_file
 from mxdist.runtime.wake import Wake
-from mxdist.runtime.wire import pack, say, unpack
+from mxdist.runtime.wire import Silence, pack, say, unpack
 
 log = logging.getLogger("mxdist.agent")
 
@@ -133,18 +133,17 @@ class Agent:
 
     def _work(self) -> None:
         self._mouth.say(say("hello", **self._hello()))
-        heard_at = time.monotonic()
+        silence = Silence()
         while not self._leaving:
             self._wake.wait(_TICK_S if self._mirror else _IDLE_TICK_S, also=self._ear.file)
             orders = self._ear.hear()
-            now = time.monotonic()
-            heard_at = now if orders else heard_at
+            silent_s = silence.lasts(heard=bool(orders))
             for order in orders:
                 self._obey(order)
             self._look()
             if self._ear.closed or self._mouth.broken:
                 self._leaving = self._leaving or "the way to the supervisor is closed"
-            elif now - heard_at > self._timeout_s:
+            elif silent_s > self._timeout_s:
                 self._leaving = f"nothing came from the supervisor for {self._timeout_s:g} s"
 
     def _hello(self) -> dict[str, Any]:

@@ -122,10 +122,11 @@ def reach(targets: Sequence[tuple[str, int, str]], *, timeout_s: float = _REACH_
     if not targets:
         return []
     with ThreadPoolExecutor(min(_AT_ONCE, len(targets))) as pool:
-        return list(pool.map(lambda target: _meets(*target, timeout_s), targets))
+        return list(pool.map(lambda target: _meets(target, timeout_s), targets))
 
 
-def _meets(address: str, port: int, word: str, timeout_s: float) -> bool:
+def _meets(target: tuple[str, int, str], timeout_s: float) -> bool:
+    address, port, word = target
     give_up = time.monotonic() + timeout_s
     with contextlib.suppress(OSError), socket.create_connection((address, port), timeout_s) as connection:
         said = b""

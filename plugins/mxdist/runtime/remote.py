@@ -22,13 +22,15 @@ from mxdist.runtime.channel import Channel
 from mxdist.runtime.crew import Order, Started
 from mxdist.runtime.hosts import HostLink
 from mxdist.runtime.place import Place, replace_file
-from mxdist.runtime.wire import hear, order, pack, unpack
+from mxdist.runtime.wire import Silence, hear, order, pack, unpack
 
 log = logging.getLogger("mxdist.supervisor")
 
 ANSWER_S = 60.0
 """For an agent that is alive: starting processes, or writing to its disk, may take a while."""
 
+_PING_S = 2.0
+_LAST_WORDS_S = 1.0
 _CHATTER_LINES = 5
 _NAME = re.compile(r"^[a-z0-9][A-Za-z0-9._-]*$")
 
@@ -54,7 +56,7 @@ class AgentLink(HostLink):
         self._stopped: set[str] = set()
         self._pieces: dict[int, Path] = {}
         self._chatter: list[str] = []
-        self._heard_at = time.monotonic()
+        self._heard = False
         self._closing = threading.Event()
         self._lock = threading.Lock()
         for target in (self._listen, self._watch):
@@ -175,16 +177,21 @@ class AgentLink(HostLink):
         try:
             self._channel.send(line)
         except OSError as error:
+            give_up = time.monotonic() + 2 * _LAST_WORDS_S
+            while not self.lost and time.monotonic() < give_up:  # its last words, if there are any, say more
+                time.sleep(0.02)
             self._lose(f"the way to it is closed ({error.strerror or error})")
             raise HostLost(self.name, self.lost) from None
 
     def _watch(self) -> None:
         """Ping the agent, whose guard wants to hear from us; and take it for lost when nothing comes from it."""
-        while not self._closing.wait(self._timeout_s / 8):
+        silence = Silence()
+        while not self._closing.wait(min(_PING_S, self._timeout_s / 8)):
             if self.lost:
                 return
-            silent_s = time.monotonic() - self._heard_at
-            if self._hello.done() and silent_s > self._timeout_s:
+            heard, self._heard = self._heard, False
+            silent_s = silence.lasts(heard=heard or not self._hello.done())
+            if silent_s > self._timeout_s:
                 self._lose(f"it said nothing for {self._timeout_s:g} s")
                 return
             if self._hello.done():
@@ -196,7 +203,7 @@ class AgentLink(HostLink):
 
     def _listen(self) -> None:
         for line in self._channel.lines():
-            self._heard_at = time.monotonic()
+            self._heard = True
             said = hear(line)
             if said is None:
                 self._chatter = [*self._chatter, line.decode(errors="replace")][-_CHATTER_LINES:]
@@ -208,7 +215,7 @@ class AgentLink(HostLink):
         self._lose(self._last_words())
 
     def _last_words(self) -> str:
-        give_up = time.monotonic() + 1.0
+        give_up = time.monotonic() + _LAST_WORDS_S
         while time.monotonic() < give_up and (self._channel.returncode is None or not self._channel.complaint()):
             time.sleep(0.02)
         code, said = self._channel.returncode, self._channel.complaint() or "\n".join(self._chatter)

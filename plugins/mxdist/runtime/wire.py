@@ -9,11 +9,35 @@ from __future__ import annotations
 
 import base64
 import json
+import time
 from collections.abc import Mapping
 from typing import Any
 
 KIND = "mxdist"
 _BEGIN = b'{"mxdist":'
+
+
+_OWN_PAUSE_S = 2.0
+
+
+class Silence:
+    """How long nothing was heard, as far as this process was there to hear it.
+
+    A process that was stopped, or got no processor for a while, must not take its own absence for another's.
+    """
+
+    def __init__(self) -> None:
+        self._at, self._silent_s = time.monotonic(), 0.0
+
+    def lasts(self, *, heard: bool) -> float:
+        """Return the seconds of silence; to be asked every second or so.
+
+        :param heard: something came since the last call.
+        """
+        now = time.monotonic()
+        passed_s, self._at = now - self._at, now
+        self._silent_s = 0.0 if heard else self._silent_s + min(passed_s, _OWN_PAUSE_S)
+        return self._silent_s
 
 
 def say(kind: str, **fields: Any) -> bytes:
