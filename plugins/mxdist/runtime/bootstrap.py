@@ -114,11 +114,15 @@ def prepare(document: dict[str, Any], workdir: Path, code: Path | None) -> Path:
     name = f"{document['attempt']:0{_WIDTH}d}"
     if document["what"] == "agent":
         name += f"@{document['number']}"
-    folder = workdir / document["job_key"] / name
+    folder = workdir / str(document["job_key"]) / name
     if document["what"] not in ("agent", "supervisor"):
         return folder
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     folder.chmod(0o700)
+    if document["what"] == "agent":  # for mxdist prune, should the agent be killed; it removes the folder itself
+        told = {name: document.get(name) for name in ("runs_uri", "job_key", "attempt", "storage")}
+        told["token"] = f"{document['token']}.{document['number']}"
+        (folder / "attempt.json").write_text(json.dumps(told))
     if code is not None:
         partial = folder / f".code-{uuid.uuid4().hex}"
         partial.symlink_to(code)
@@ -163,6 +167,7 @@ def unpack(uri: str, digest: str, folder: Path, document: dict[str, Any]) -> Pat
             partial.rename(target)
             for left in folder.glob(f".{digest[:12]}-*"):
                 shutil.rmtree(left, ignore_errors=True)
+        os.utime(target)  # when it was last used: see mxdist.launch.scratch
     return target
 
 

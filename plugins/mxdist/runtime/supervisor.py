@@ -18,7 +18,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +35,11 @@ from mxdist.runtime.arrival import (
     yield_to_ranks,
 )
 from mxdist.runtime.blame import Failure, first_failure, judge
+from mxdist.runtime.ending import STOPPING, Ended, Stop, host_lost, or_full_disk
 from mxdist.runtime.finish import Finisher, Outcome, Tracker
 from mxdist.runtime.hosts import Hosts
 from mxdist.runtime.openers import gather, known_hosts
-from mxdist.runtime.place import Place, read_json, world_numbers, write_json
+from mxdist.runtime.place import JOURNAL, Place, read_json, world_numbers, write_json
 from mxdist.runtime.reporter import Reporter
 from mxdist.runtime.slurm_job import slurm_job
 from mxdist.runtime.status import Status
@@ -48,6 +48,7 @@ from mxdist.runtime.watch import Watchdog
 from mxdist.runtime.world import World
 from mxdist.spec import JobState, TrainingJob
 from mxdist.store import Attempt, Cause
+from mxdist.tracking.mirror import restore
 
 log = logging.getLogger("mxdist.supervisor")
 
@@ -56,23 +57,7 @@ _SETTLE_S = 5.0  # a rank that failed because of another is not blamed before th
 _STACKS_S = 3.0
 _AFTER_FAILURE_S = 3.0
 _RESTART_PAUSE_S = 1.0
-_FULL_BYTES = 64 << 10
-
-
-class Stop(StrEnum):
-    """Why a world that works is asked to end. The first one that applies counts."""
-
-    REPLACED = "replaced"
-    CANCEL = "cancel"
-    DEADLINE = "deadline"
-    PREEMPT = "preempt"
-
-
-_STOPPING = {
-    Stop.CANCEL: "the job was cancelled",
-    Stop.DEADLINE: "the deadline has passed",
-    Stop.PREEMPT: "the host wants this process to end",
-}
+_HOST_PAUSE_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -81,14 +66,6 @@ class Given:
 
     told: Mapping[str, Any]
     secrets: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Ended:
-    """How one world ended: by itself, by a failure, or because it was asked to."""
-
-    stop: Stop | None = None
-    failure: Failure | None = None
 
 
 class Supervisor:
@@ -106,7 +83,7 @@ class Supervisor:
         self._host = os.uname().nodename
         self._slurm_job = slurm_job(self._job)
         self._reporter = Reporter(attempt, place.folder, incarnation=incarnation, wake=wake.call)
-        self._tracker = Tracker(attempt, self._job, place.folder / "journal.jsonl", _plan_params(plan))
+        self._tracker = Tracker(attempt, self._job, place.folder / JOURNAL, _plan_params(plan))
         self._finisher = Finisher(attempt, self._job, place.folder, self._tracker, lambda: wake.terminated)
         seen = attempt.read_state()
         self._status = Status(self._reporter, self._tracker, seen)
@@ -115,6 +92,8 @@ class Supervisor:
     def run(self) -> None:
         """Do everything, from the first world to the result."""
         self._reporter.start()
+        if self._world_number:  # this may be another host than the last supervisor's
+            self._finisher.patiently(lambda: restore(self._attempt, self._place.folder / JOURNAL))
         if self._world_number == 0 and self._attempt.claim.note:
             self._status.note(self._attempt.claim.note)
         outcome = Outcome.load(self._place.folder)
@@ -135,7 +114,7 @@ class Supervisor:
             try:
                 ended = self._one_world()
             except HostLost as error:
-                ended = Ended(failure=_host_lost(error))
+                ended = Ended(failure=host_lost(error))
             except (LaunchError, OSError) as error:
                 ended = Ended(failure=Failure(Cause("internal", str(error), True, host=self._host), restart=False))
             failure = ended.failure
@@ -162,7 +141,7 @@ class Supervisor:
         else:
             back = lost_host and self._world_number <= self._limits.max_restarts and self._slurm_job.give_back()
         if back:
-            why = ended.failure.cause.message if ended.failure else _STOPPING[Stop.PREEMPT]
+            why = ended.failure.cause.message if ended.failure else STOPPING[Stop.PREEMPT]
             self._status.note(f"{why}; Slurm will start the job again, from the last checkpoint")
         return back
 
@@ -175,6 +154,7 @@ class Supervisor:
 
     def _one_world(self) -> Ended:
         self._world_number += 1
+        self._hosts.open(patience_s=self._limits.start_timeout_s, pause=self._wait_for_host)
         world = World.prepare(self._place, self._plan, self._job, self._world_number, self._hosts)
         self._reporter.world_started(world.number, len(self._plan.ranks))
         self._status.show(world, JobState.STARTING)
@@ -190,10 +170,18 @@ class Supervisor:
         self._status.show(world, JobState.STOPPING)
         return ended
 
+    def _wait_for_host(self, why: str) -> bool:
+        """Wait before a host is tried again; return whether it is to be."""
+        self._status.note(f"{why}; trying again")
+        again_at = time.monotonic() + _HOST_PAUSE_S
+        while self._stop_wanted() is None and time.monotonic() < again_at:
+            self._wake.wait(min(PERIOD_S, max(0.01, again_at - time.monotonic())))
+        return self._stop_wanted() is None
+
     def _collect(self, world: World, ended: Ended) -> None:
         """Bring the exported model here, from wherever rank 0 has made it."""
         reported = world.ranks[0].result().get("model_dir")
-        if reported and ended.failure is None:
+        if reported and ended == Ended():
             world.collect(Path(reported).name)
 
     def _watch(self, world: World) -> Ended:
@@ -206,7 +194,7 @@ class Supervisor:
                 return self._stop(world, stop)
             lost = world.lost()
             if lost is not None:
-                return Ended(failure=_host_lost(HostLost(lost.name, lost.lost)))
+                return Ended(failure=host_lost(HostLost(lost.name, lost.lost)))
             if not world.running() or any(member.exit_code for member in (*world.ranks, *world.helpers)):
                 ended = self._settle(world)
                 if ended is not None:
@@ -237,7 +225,7 @@ class Supervisor:
 
     def _stop(self, world: World, stop: Stop) -> Ended:
         """Ask the ranks to end, and wait as long as they were promised."""
-        self._status.note(f"{self._reporter.replaced or _STOPPING[stop]}; the ranks are being stopped")
+        self._status.note(f"{self._reporter.replaced or STOPPING[stop]}; the ranks are being stopped")
         self._status.show(world, JobState.STOPPING)
         if stop is not Stop.REPLACED and self._ask_to_stop(world, stop):
             self._await(world, self._limits.grace_s)
@@ -284,7 +272,7 @@ class Supervisor:
             state, cause = self._stopped(ended.stop)
             return replace(base, state=state, cause=cause)
         if ended.failure is not None:
-            return replace(base, cause=_or_full_disk(ended.failure.cause, self._place.folder))
+            return replace(base, cause=or_full_disk(ended.failure.cause, self._place.folder))
         is_script = isinstance(self._job, TrainingJob) and self._job.script is not None
         if not is_script and reported.get("state") != "done":
             message = "every rank ended with code 0, but rank 0 left no result"
@@ -362,20 +350,6 @@ def _detach() -> int:
     os.close(told)
     os.setsid()
     return tell
-
-
-def _host_lost(error: HostLost) -> Failure:
-    return Failure(Cause("host", error.message, True, host=error.host), restart=error.retryable)
-
-
-def _or_full_disk(cause: Cause, folder: Path) -> Cause:
-    """Name the disk if it is full: whatever else the ranks died of, their last words may have found no place."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return cause
-    full = found.f_bavail * found.f_frsize < _FULL_BYTES or (found.f_files > 0 and found.f_favail == 0)
-    return replace(cause, message=f"{cause.message}; the disk of {folder} is full") if full else cause
 
 
 def _plan_params(plan: Plan) -> dict[str, Any]:
