@@ -24,7 +24,7 @@ from mxdist.launch.kubernetes_api import KubernetesApi
 from mxdist.launch.kubernetes_watch import JobWatch
 from mxdist.launch.mpijob_schema import check
 from mxdist.spec import JobState, parse_job
-from mxdist.store import Attempt, JobRun, open_store
+from mxdist.store import Attempt, JobRun, Result, open_store
 from mxdist.store.run import State
 from stack.ports import free_ports
 from stack.processes import wait_until
@@ -48,10 +48,11 @@ def namespace(cluster: Cluster) -> str:
     return made
 
 
-def attempt_in(namespace: str, folder: Path, **kubernetes: Any) -> Attempt:
+def attempt_in(namespace: str, folder: Path, limits: dict[str, Any] | None = None, **kubernetes: Any) -> Attempt:
     job = parse_job(
         {
             "name": "mnist", "script": {"path": "/home/ada/train.py"}, "parallelism": {"world_size": 2},
+            "limits": limits or {},
             "cluster": {
                 "kind": "kubernetes", "nodes": 2,
                 "kubernetes": {"namespace": namespace, "image": "registry.local/node:1", **kubernetes},
@@ -417,6 +418,43 @@ def test_client_cancels_a_job_that_still_waits(cluster: Cluster, namespace: str,
         assert wait_until(lambda: "deletionTimestamp" in cluster.jobs(namespace)[0]["metadata"], 60)
         cluster.release(job)
         assert cancel.result(60).state is JobState.CANCELLED
+    assert cluster.jobs(namespace) == []
+
+
+def test_job_whose_time_is_up_in_the_queue_is_ended(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    attempt = attempt_in(namespace, tmp_path, limits={"deadline_s": 0.1}, queue="gpus")
+    client = JobClient(attempt.job.runs, launcher_of(cluster))
+    client.launcher.start(attempt, BUNDLE, incarnation=1, secrets={})
+    (job,) = cluster.jobs(namespace)
+    assert wait_until(lambda: time.time() > attempt.claim.submitted_at + 0.1, 60)
+    with ThreadPoolExecutor(1) as pool:
+        revive = pool.submit(client.revive, attempt)
+        assert wait_until(lambda: "deletionTimestamp" in cluster.jobs(namespace)[0]["metadata"], 60)
+        cluster.release(job)
+        assert revive.result(60)
+    result = attempt.result()
+    assert result is not None
+    assert result.state is JobState.DEADLINE
+
+
+def test_job_whose_result_was_taken_is_forgotten(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    attempt = attempt_in(namespace, tmp_path)
+    client = JobClient(attempt.job.runs, launcher_of(cluster))
+    client.launcher.start(attempt, BUNDLE, incarnation=1, secrets={})
+    client.forget(attempt)
+    (job,) = cluster.jobs(namespace)
+    assert "deletionTimestamp" not in job["metadata"]  # it is not over
+    attempt.finish(Result(JobState.SUCCEEDED, time.time()))
+    client.forget(attempt)
+    assert "deletionTimestamp" in cluster.jobs(namespace)[0]["metadata"]
+    JobClient(attempt.job.runs, launcher_of(cluster, STRANGER)).forget(attempt)  # who may not, need not
+
+
+def test_refusal_is_told_before_anything_is_claimed(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
+    job = attempt_in(namespace, tmp_path).claim.parsed()
+    launcher_of(cluster).check(job)
+    with pytest.raises(LaunchError, match="cannot create resource"):
+        launcher_of(cluster, STRANGER).check(job)
     assert cluster.jobs(namespace) == []
 
 

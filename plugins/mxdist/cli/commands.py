@@ -70,6 +70,7 @@ def run(options: argparse.Namespace) -> int:
         result = client.cancel(attempt, by="cli", reason="Ctrl-C")
     follower.print_new()
     attempt.hand_over()
+    client.forget(attempt)
     print(describe_result(attempt, result), file=sys.stderr)
     return exit_code(result.state)
 

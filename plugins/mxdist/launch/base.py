@@ -78,3 +78,10 @@ class Launcher(ABC):
 
         :raises LaunchError: a process could not be ended, or cannot be reached from here.
         """
+
+    def forget(self, attempt: Attempt) -> None:
+        """Remove what the platform itself keeps of an attempt that is over; nobody waits until that is done.
+
+        :raises LaunchError: the platform cannot be asked.
+        """
+        return

@@ -6,6 +6,7 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -135,7 +136,11 @@ class JobClient:
         :return: False when that one died as well: the attempt is then recorded as FAILED, cause ``lost``.
         """
         life = self.launcher.life(attempt)
-        if life is Life.ALIVE or attempt.result() is not None:
+        if attempt.result() is not None:
+            return True
+        if life is Life.ALIVE:
+            if _waits_too_long(attempt):
+                self.cancel(attempt, by="deadline", reason="it had not begun when its time was up", wait_s=0)
             return True
         if attempt.cancel_intent() is not None:
             self.cancel(attempt, by="reconciler", reason="its supervisor died before it could act", wait_s=0)
@@ -150,6 +155,12 @@ class JobClient:
             return False
         self.launcher.start(attempt, collect_later(job), incarnation=number + 1, secrets=secrets or {})
         return True
+
+    def forget(self, attempt: Attempt) -> None:
+        """Let the platform remove what it keeps of an attempt whose result was taken; that it cannot is no error."""
+        if attempt.result() is not None:
+            with suppress(MxdistError):
+                self.launcher.forget(attempt)
 
     def attempt(self, job_key: str, number: int | None = None) -> Attempt:
         """Return one attempt of a job, by default the one that counts.
@@ -277,6 +288,12 @@ def _origin(latest: Attempt, job: TrainingJob | EvaluationJob, user_digest: str)
         field, main = user_file(job)
         return None, f"{scratch}: the code was changed ({main or field}, or Python beside it)"
     return claim.origin, ""
+
+
+def _waits_too_long(attempt: Attempt) -> bool:
+    """Whether the time of a job is up that still queues: the supervisor, who would see to it, has not begun."""
+    deadline = attempt.claim.deadline_at
+    return deadline is not None and time.time() > deadline and not attempt.supervisors.last()
 
 
 def _budget_spent(attempt: Attempt) -> bool:

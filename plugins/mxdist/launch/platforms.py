@@ -120,5 +120,8 @@ class Platforms(Launcher):
     def kill(self, attempt: Attempt, *, grace_s: float) -> None:
         self._of(attempt).kill(attempt, grace_s=grace_s)
 
+    def forget(self, attempt: Attempt) -> None:
+        self._of(attempt).forget(attempt)
+
     def _of(self, attempt: Attempt) -> Launcher:
         return self.of(attempt.claim.parsed().cluster)

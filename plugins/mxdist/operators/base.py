@@ -140,7 +140,7 @@ class JobOperator(BaseOperator):
             self._stop_if_killed(client, submission.attempt)
             self.log.info("Job %s, attempt %d: %s.", key, submission.attempt.number, submission.how)
             if submission.how == "finished":
-                return self._finish(context, submission.attempt)
+                return self._finish(context, client, submission.attempt)
             self._wait(context, submission.attempt, hook.settings.runs_uri)
 
     def before_submission(self, context: Context, client: JobClient, key: str) -> None:
@@ -160,7 +160,7 @@ class JobOperator(BaseOperator):
             if status == "failed":
                 raise LaunchError(f"Job {attempt.claim.job_key} cannot be watched: {event['message']}")
             if status == "done" or (status == "lost" and not self._revive(client, hook, attempt)):
-                return self._finish(context, attempt)
+                return self._finish(context, client, attempt)
             self._wait(context, attempt, hook.settings.runs_uri, chunk=event["chunk"], line=event["line"])
 
     def on_kill(self) -> None:
@@ -247,7 +247,7 @@ class JobOperator(BaseOperator):
         self.log.warning("Job %s gives no sign of life; starting its supervisor again.", attempt.claim.job_key)
         return client.revive(attempt, self._secrets(hook))
 
-    def _finish(self, context: Context, attempt: Attempt) -> dict[str, Any]:
+    def _finish(self, context: Context, client: JobClient, attempt: Attempt) -> dict[str, Any]:
         result = attempt.result()
         if result is None:
             raise LaunchError(f"Job {attempt.claim.job_key}, attempt {attempt.number} has no result yet.")
@@ -255,7 +255,9 @@ class JobOperator(BaseOperator):
         if result.state.value != "SUCCEEDED":
             self._record_the_end(attempt, result)
             raise error_of(attempt, result)
-        return self.hand_over(context, attempt, result)
+        handed = self.hand_over(context, attempt, result)
+        client.forget(attempt)
+        return handed
 
     def _record_the_end(self, attempt: Attempt, result: Result) -> None:
         """Tell MLflow what it missed of a job that did not succeed; why the job did not is more important."""
