@@ -68,7 +68,7 @@ def ids(found: list[Example]) -> Any:
     return [pytest.param(one, id=one.place) for one in found]
 
 
-@pytest.mark.parametrize("job", ids(examples("yaml")))
+@pytest.mark.parametrize("job", ids([one for one in examples("yaml") if "apiVersion:" not in one.text]))
 def test_job_files_are_valid(job: Example) -> None:
     parse_job(yaml.safe_load(job.text))
 
@@ -105,6 +105,8 @@ def test_commands_exist(line: str) -> None:
         from airflow.cli.cli_parser import get_parser
 
         get_parser().parse_args(words[1:])
+    elif words[0] == "sudo":
+        assert words[1] == "apt-get"
     else:
         assert words[0] == "export"
 
