@@ -1,0 +1,179 @@
+"""What is made of Slurm's words: states, requeues, refusals. The commands are small scripts that say them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from mxdist.errors import LaunchError
+from mxdist.launch import Life
+from mxdist.launch.bundle import Bundle
+from mxdist.launch.slurm import OVER, SlurmLauncher
+from mxdist.launch.slurm_commands import Here, Ran
+from mxdist.spec import parse_job
+from mxdist.store import Attempt, JobRun, open_store
+
+
+@dataclass
+class Said:
+    """Commands whose answers a test has written down."""
+
+    queue: list[str] = field(default_factory=list)
+    sbatch: Ran = Ran(0, "17\n", "")
+    squeue: int = 0
+    where: str = "head"
+    asked: list[tuple[list[str], str, dict[str, str]]] = field(default_factory=list)
+
+    def run(self, command: Sequence[str], *, text: str = "", environment: Mapping[str, str] | None = None) -> Ran:
+        self.asked.append((list(command), text, dict(environment or {})))
+        if command[0] == "sbatch":
+            return self.sbatch
+        if command[0] == "scancel":
+            self.queue = []
+        return Ran(self.squeue, "\n".join(["Welcome to the cluster!", *self.queue]), "slurm_load_jobs error: timed out")
+
+
+@pytest.fixture
+def attempt(tmp_path: Path) -> Attempt:
+    job = parse_job({
+        "name": "train",
+        "script": {"path": str(tmp_path / "train.py")},
+        "cluster": {"kind": "slurm", "nodes": 1, "slots": 1},
+    })  # fmt: skip
+    return JobRun(open_store(str(tmp_path / "runs")), "key").claim(job, after=0)
+
+
+def claim(attempt: Attempt, number: int, *, at: float | None = None, nonce: str = "secrets-slurm-17-0.json") -> None:
+    attempt.supervisors.append(number, {"nonce": nonce, "at": time.time() if at is None else at})
+
+
+def launcher(said: Said) -> SlurmLauncher:
+    return SlurmLauncher(python="/opt/python", commands=said)
+
+
+def row(state: str, *, number: int = 17, incarnation: int = 1, reason: str = "None") -> str:
+    return f"mxdist|{number}|{state}|{reason}|node1|mxdist-key-1-{incarnation}"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        "PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "REQUEUED", "REQUEUE_HOLD",
+        "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "RESIZING", "SIGNALING", "STAGE_OUT",
+    ],
+)  # fmt: skip
+def test_who_has_a_place_in_the_queue_is_alive(attempt: Attempt, state: str) -> None:
+    assert launcher(Said([row(state)])).life(attempt) is Life.ALIVE
+
+
+@pytest.mark.parametrize("state", [*sorted(OVER), "CANCELLED by 1000", "CANCELLED+"])
+def test_who_has_ended_is_dead_or_never_was(attempt: Attempt, state: str) -> None:
+    assert launcher(Said([row(state)])).life(attempt) is Life.NEVER
+    claim(attempt, 1)
+    assert launcher(Said([row(state)])).life(attempt) is Life.DEAD
+    assert launcher(Said()).life(attempt) is Life.DEAD
+
+
+def test_a_run_that_was_lost_and_its_follower_are_alive(attempt: Attempt) -> None:
+    claim(attempt, 1)
+    assert launcher(Said([row("NODE_FAIL"), row("PENDING", number=18, incarnation=2)])).life(attempt) is Life.ALIVE
+
+
+def test_a_controller_that_is_silent_says_nothing_of_the_job(attempt: Attempt) -> None:
+    claim(attempt, 1)
+    assert launcher(Said(squeue=1)).life(attempt) is Life.ALIVE
+    with pytest.raises(LaunchError, match="squeue failed on head"):
+        launcher(Said(squeue=1)).life(JobRun(attempt.job.runs, "other").claim(attempt.claim.parsed(), after=0))
+
+
+def test_a_job_that_runs_and_is_not_heard_for_long_is_dead(attempt: Attempt) -> None:
+    claim(attempt, 1, at=time.time() - 3600)
+    assert launcher(Said([row("RUNNING")])).life(attempt) is Life.DEAD
+    assert launcher(Said([row("PENDING")])).life(attempt) is Life.ALIVE  # requeued: it has nobody to be heard
+
+
+def test_a_job_in_the_queue_is_not_submitted_again(attempt: Attempt) -> None:
+    said = Said([row("PENDING")])
+    assert launcher(said).start(attempt, bundle(), incarnation=1, secrets={}) is False
+    assert [asked[0][0] for asked in said.asked] == ["squeue"]
+
+
+def test_a_place_that_is_claimed_is_not_asked_for_again(attempt: Attempt) -> None:
+    claim(attempt, 1)
+    said = Said()
+    assert launcher(said).start(attempt, bundle(), incarnation=1, secrets={}) is False
+    assert "sbatch" not in {asked[0][0] for asked in said.asked}
+
+
+def test_secrets_travel_beside_the_script(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = Said()
+    monkeypatch.setattr(said, "queue", [])
+    secrets = {"AWS_SECRET_ACCESS_KEY": "canary-1", "HOME_MADE": "canary-2", "MLFLOW_TRACKING_TOKEN": ""}
+    with pytest.raises(LaunchError, match="before its supervisor had started"):
+        launcher(said).start(attempt, bundle(), incarnation=1, secrets=secrets)
+    (asked,) = [one for one in said.asked if one[0][0] == "sbatch"]
+    command, script, environment = asked
+    assert command == ["sbatch", "--parsable"]
+    assert "canary" not in script
+    assert "--export=MXDIST_SLURM,AWS_SECRET_ACCESS_KEY\n" in script
+    assert environment == {"AWS_SECRET_ACCESS_KEY": "canary-1", "MXDIST_SLURM": "mxdist-key-1-1"}
+
+
+@pytest.mark.parametrize(
+    ("said", "hint", "retryable"),
+    [
+        ("invalid partition specified: x\nBatch job submission failed: Invalid partition name", "partition", False),
+        ("Batch job submission failed: Invalid account or account/partition combination specified", "account", False),
+        ("Batch job submission failed: Invalid qos specification", "qos", False),
+        ("Batch job submission failed: Invalid feature specification", "constraint", False),
+        ("Batch job submission failed: Requested time limit is invalid (missing or exceeds some limit)", "time_limit_s",
+         False),
+        ("Batch job submission failed: Invalid generic resource (gres) specification", "gres, gpus_per_node", False),
+        ("Batch job submission failed: Unable to contact slurm controller (connect failure)", "scontrol ping", True),
+        ("Batch job submission failed: Socket timed out on send/recv operation", "scontrol ping", True),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field(attempt: Attempt, said: str, hint: str, retryable: bool) -> None:
+    commands = Said(sbatch=Ran(1, "", f"sbatch: {said}\n"))
+    with pytest.raises(LaunchError, match="sbatch on head refused the job") as raised:
+        launcher(commands).start(attempt, bundle(), incarnation=1, secrets={})
+    assert hint in raised.value.hint
+    assert raised.value.retryable is retryable
+
+
+def test_all_incarnations_are_cancelled_together(attempt: Attempt) -> None:
+    claim(attempt, 1)
+    said = Said([row("RUNNING"), row("PENDING", number=18, incarnation=2)])
+    launcher(said).kill(attempt, grace_s=0)
+    cancels = [asked[0] for asked in said.asked if asked[0][0] == "scancel"]
+    assert cancels == [["scancel", "--signal=KILL", "--full", "17", "18"]] or cancels[-1] == ["scancel", "17", "18"]
+
+
+def test_variables_that_would_override_the_script_stay_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "other")
+    monkeypatch.setenv("SLURM_CONF", "/etc/slurm.conf")
+    out = Here().run(["env"], environment={"MXDIST_SLURM": "n"}).out
+    assert "SBATCH_PARTITION" not in out
+    assert {"SLURM_CONF=/etc/slurm.conf", "MXDIST_SLURM=n"} <= set(out.split())
+
+
+def test_without_slurm_here_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LaunchError, match="there is no sbatch on this host.*slurm-client"):
+        Here().run(["sbatch"])
+
+
+def test_the_plan_shows_the_script_without_anything_secret(attempt: Attempt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-1")
+    (sent,) = launcher(Said()).sends(attempt.claim.parsed(), "key", runs_uri="s3://bucket/runs")
+    assert sent.title == "sbatch script, on head"
+    assert "#SBATCH --job-name=mxdist-key-<attempt>-<incarnation>\n" in sent.text
+    assert "canary" not in sent.text
+
+
+def bundle() -> Bundle:
+    return Bundle({"mxdist/__init__.py": b""})
