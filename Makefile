@@ -8,7 +8,7 @@ PYTEST_OPTIONS ?=
 ROW ?= loop loop_pinned overhead pipeline kvstore scaling peer memory_resnet152 memory_bert_base
 
 .DEFAULT_GOAL := help
-.PHONY: demo stop clean environments environment-mpi check test test-layouts test-mpi test-cluster test-faults test-system test-docker bench lock help
+.PHONY: demo stop clean environments environment-mpi check test test-layouts test-mpi test-cluster test-faults test-database test-system test-docker bench lock help
 
 demo: ## Build what is missing, start the services, retrain and promote a model (MXDIST_DEMO_CONF: DAG parameters)
 	@"$(PYTHON)" scripts/demo.py
@@ -46,6 +46,9 @@ test-cluster: environments ## Three nodes with networks, disks and sshd of their
 
 test-faults: environments ## Kill things under a real Airflow
 	$(CONTROL)/python -m pytest tests/faults $(PYTEST_OPTIONS)
+
+test-database: environments ## Airflow on PostgreSQL, two schedulers and Celery workers, killed (needs postgresql, redis-server)
+	$(CONTROL)/python -m pytest tests/database $(PYTEST_OPTIONS)
 
 test-system: environments ## The example DAGs, from end to end
 	$(CONTROL)/python -m pytest tests/system $(PYTEST_OPTIONS)

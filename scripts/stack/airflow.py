@@ -1,10 +1,11 @@
-"""Airflow as its four real processes on SQLite, each of which can be started, killed and restarted alone."""
+"""Airflow as its real processes, each of which can be started, killed and restarted alone; on SQLite, or another."""
 
 from __future__ import annotations
 
 import base64
 import json
 import os
+import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -19,9 +20,13 @@ from stack.processes import ServiceError, tail
 from stack.service import Service, start_all, stop_all
 
 COMPONENTS = ("api-server", "scheduler", "dag-processor", "triggerer")
-# Neither the scheduler nor the triggerer serves its logs: that server would listen on all interfaces, and the API
+# None of these serves its logs: that server would listen on all interfaces, and the API
 # server reads the same folder.
-_ARGUMENTS = {"scheduler": ["--skip-serve-logs"], "triggerer": ["--skip-serve-logs"]}
+_ARGUMENTS = {
+    "scheduler": ["--skip-serve-logs"],
+    "triggerer": ["--skip-serve-logs"],
+    "worker": ["--skip-serve-logs", "--concurrency", "4", "--without-gossip", "--without-mingle"],
+}
 _MIGRATE_TIMEOUT_S = 600
 _DATABASE_WAIT_S = 60  # for whoever writes to SQLite now; its own 5 s end in HTTP 500 on a busy machine
 
@@ -48,6 +53,8 @@ class AirflowSettings:
     :param plugins: the plugins folder; None for an empty one, when mxdist is installed as a package. Never both.
     :param connections: by id, each as Airflow's JSON for connections.
     :param options: more environment, such as ``AIRFLOW__CORE__PARALLELISM``.
+    :param schedulers: how many; more than one needs a database that can lock rows.
+    :param workers: how many Celery workers, for the CeleryExecutor.
     """
 
     program: str
@@ -57,6 +64,14 @@ class AirflowSettings:
     plugins: Path | None = None
     connections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     options: Mapping[str, str] = field(default_factory=dict)
+    schedulers: int = 1
+    workers: int = 0
+
+    @property
+    def components(self) -> list[str]:
+        """The processes by name, in the order of their start."""
+        more = [f"scheduler-{number}" for number in range(2, self.schedulers + 1)]
+        return [*COMPONENTS, *more, *(f"worker-{number}" for number in range(1, self.workers + 1))]
 
 
 class Component(Service):
@@ -67,27 +82,39 @@ class Component(Service):
 
     def __init__(self, name: str, stack: Airflow) -> None:
         self.name = name
+        self.kind = re.sub(r"-\d+$", "", name)
         self._stack = stack
         self._since = 0.0
+        self._said = 0
         super().__init__(stack.folder, stack.environment)
 
     def command(self) -> Sequence[str]:
-        port = ["--host", "127.0.0.1", "--port", str(self._stack.port)] if self.name == "api-server" else []
-        return [self._stack.settings.program, self.name, *_ARGUMENTS.get(self.name, []), *port]
+        port = ["--host", "127.0.0.1", "--port", str(self._stack.port)] if self.kind == "api-server" else []
+        name = ["--celery-hostname", f"{self.name}@%h"] if self.kind == "worker" else []
+        what = ["celery", "worker"] if self.kind == "worker" else [self.kind]
+        return [self._stack.settings.program, *what, *_ARGUMENTS.get(self.kind, []), *name, *port]
 
     def prepare(self) -> None:
         super().prepare()
         self._since = time.time()
+        self._said = self.log.stat().st_size if self.log.exists() else 0
 
     def ready(self) -> bool:
         """Return whether it has reported to the database after it was started: Airflow's own "healthy" looks back
-        half a minute, to a process that may be dead."""
+        half a minute, to a process that may be dead. A Celery worker reports to its broker, and says so in its log."""
+        if self.kind == "worker":
+            return self._says(f"{self.name}@", "ready.")
         health = self._stack.api.health()
-        if self.name == "api-server" or not health:
+        if self.kind == "api-server" or not health:
             return bool(health)
-        key = self.name.replace("-", "_")
+        key = self.kind.replace("-", "_")
         beat = health.get(key, {}).get(f"latest_{key}_heartbeat")
         return beat is not None and datetime.fromisoformat(beat).timestamp() >= self._since
+
+    def _says(self, *words: str) -> bool:
+        with self.log.open("rb") as log:
+            log.seek(self._said)
+            return any(all(word.encode() in line for word in words) for line in log)
 
 
 class Airflow:
@@ -102,7 +129,7 @@ class Airflow:
         self.port = settings.port or free_ports(1)[0]
         self.environment = self._environment()
         self.api = AirflowApi(self.url, "admin", settings.secrets.password)
-        self._components = {name: Component(name, self) for name in COMPONENTS}
+        self._components = {name: Component(name, self) for name in settings.components}
 
     def __getitem__(self, name: str) -> Component:
         return self._components[name]

@@ -25,6 +25,9 @@ DAG_ID = TASK_ID = "train"
 DOOMED_DAG_ID, ABANDONED_DAG_ID = "doomed", "abandoned"
 """The same training, in DAGs that a test may delete."""
 
+REGISTERED_DAG_ID = "registered"
+"""The same training, of a registered model."""
+
 RECONCILE_DAG_ID = "reconcile"
 
 RANKS = 2
@@ -80,8 +83,7 @@ class Site:
     def train(self, run_id: str, *, hold: Sequence[str] = (), dag_id: str = DAG_ID, **conf: Any) -> Run:
         """Start a DAG run whose processes will be held at some barriers."""
         run = Run(self, run_id, dag_id)
-        for name in hold:
-            run.barrier(name, "hold").touch()
+        run.hold(*hold)
         self.stack.airflow.api.trigger(dag_id, {"dataset": self.dataset, **conf}, dag_run_id=run_id)
         return run
 
@@ -97,16 +99,22 @@ class Site:
 
 @dataclass(frozen=True)
 class Run:
-    """One DAG run of the training, and its job."""
+    """One DAG run of the training, and its job; or one task of another DAG."""
 
     site: Site
     run_id: str
     dag_id: str
+    task_id: str = TASK_ID
 
     @property
     def job_key(self) -> str:
         """The key of its job."""
-        return job_key_for_airflow(self.dag_id, self.run_id, TASK_ID, -1)
+        return job_key_for_airflow(self.dag_id, self.run_id, self.task_id, -1)
+
+    def hold(self, *names: str) -> None:
+        """Hold every process that comes to one of these barriers."""
+        for name in names:
+            self.barrier(name, "hold").touch()
 
     def barrier(self, name: str, what: str) -> Path:
         """Return the file by which a barrier is held, or tells who reached it."""
@@ -125,7 +133,7 @@ class Run:
 
     def task(self) -> dict[str, Any]:
         """Return the task instance."""
-        return self.site.stack.airflow.api.tasks(self.dag_id, self.run_id)[TASK_ID]
+        return self.site.stack.airflow.api.tasks(self.dag_id, self.run_id)[self.task_id]
 
     def in_state(self, *states: str) -> dict[str, Any]:
         """Wait until the task is in one of the states; return it."""
@@ -158,12 +166,12 @@ class Run:
 
     def mark(self, state: str) -> None:
         """Mark the task, as a person does in the UI."""
-        path = f"{run_path(self.dag_id, self.run_id)}/taskInstances/{TASK_ID}"
+        path = f"{run_path(self.dag_id, self.run_id)}/taskInstances/{self.task_id}"
         self.site.stack.airflow.api.patch(path, {"new_state": state})
 
     def clear(self) -> None:
         """Clear the task, as a person does in the UI."""
-        body = {"dry_run": False, "only_failed": False, "task_ids": [TASK_ID], "dag_run_id": self.run_id}
+        body = {"dry_run": False, "only_failed": False, "task_ids": [self.task_id], "dag_run_id": self.run_id}
         self.site.stack.airflow.api.post(f"dags/{self.dag_id}/clearTaskInstances", body)
 
     def delete(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,13 +58,23 @@ def airflow_stack(
     """Start an Airflow of four real processes: ``airflow_stack(dags=folder)``, ready when it returns.
 
     ``plugins`` is a plugins folder, for an environment in which mxdist is not installed; ``options`` is more of
-    Airflow's environment. Starting takes most of a minute: make one for a module. All end with the test run.
+    Airflow's environment; ``schedulers`` and ``workers`` (of Celery) are how many. Starting takes most of a minute:
+    make one for a module. All end with the test run.
     """
     started: list[Stack] = []
     with guarded(tmp_path_factory.mktemp("airflow")) as root:
 
-        def start(*, dags: Path, plugins: Path | None = None, options: Mapping[str, str] | None = None) -> Stack:
-            stack = _build(root / f"airflow{len(started)}", seaweed, mlflow_session, dags, plugins, dict(options or {}))
+        def start(
+            *,
+            dags: Path,
+            plugins: Path | None = None,
+            options: Mapping[str, str] | None = None,
+            schedulers: int = 1,
+            workers: int = 0,
+        ) -> Stack:
+            folder = root / f"airflow{len(started)}"
+            more = {"options": dict(options or {}), "schedulers": schedulers, "workers": workers}
+            stack = _build(folder, seaweed, mlflow_session, dags, plugins, more)
             started.append(stack)
             stack.airflow.start()
             return stack
@@ -74,7 +85,7 @@ def airflow_stack(
 
 
 def _build(
-    folder: Path, seaweed: Seaweed, mlflow: Mlflow, dags: Path, plugins: Path | None, options: dict[str, str]
+    folder: Path, seaweed: Seaweed, mlflow: Mlflow, dags: Path, plugins: Path | None, more: dict[str, Any]
 ) -> Stack:
     if not seaweed.alive():
         seaweed.start()
@@ -99,6 +110,6 @@ def _build(
             "aws_default": {"conn_type": "aws", **keys, "extra": place},
             "mxdist_mlflow": {"conn_type": "mxdist_mlflow", "host": mlflow.url},
         },
-        options={"AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False", **options},
+        **{**more, "options": {"AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False", **more["options"]}},
     )
     return Stack(Airflow(folder, settings), seaweed, mlflow, runs_uri, workdir)

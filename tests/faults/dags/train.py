@@ -10,7 +10,7 @@ from mxdist.operators.train import DistributedTrainOperator
 
 PARAMS = {"dataset": Param({}, type="object"), "deadline_s": Param(None, type=["number", "null"])}
 
-for dag_id in ("train", "doomed", "abandoned"):
+for dag_id, registered in (("train", None), ("doomed", None), ("abandoned", None), ("registered", "squares")):
     with DAG(dag_id, schedule=None, params=PARAMS, render_template_as_native_obj=True):
         DistributedTrainOperator(
             task_id="train",
@@ -23,6 +23,7 @@ for dag_id in ("train", "doomed", "abandoned"):
             # Ranks that a test holds must not be restarted: a cancel that was missed shall show as what it is.
             limits={"grace_s": 2, "deadline_s": "{{ params.deadline_s }}", "stall_timeout_s": 3600},
             cluster={"pin_cores": False, "threads_per_rank": 1},
+            registered_model=registered,
             poll_s=0.5,
             retries=2,
             retry_delay=timedelta(seconds=1),
