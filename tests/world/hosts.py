@@ -16,7 +16,7 @@ from mxdist import processes
 from mxdist.launch import Bundle, JobClient, LocalLauncher
 from mxdist.launch.delivery import publish
 from mxdist.spec import TrainingJob
-from mxdist.store import Attempt, open_store
+from mxdist.store import Attempt, Store
 
 FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 CLUSTER = {"kind": "ssh", "hosts": [f"{FIRST}:1", f"{SECOND}:1"], "interface": "lo"}
@@ -26,19 +26,20 @@ class HostsLauncher(LocalLauncher):
     """Starts the supervisor here, and tells it of other hosts.
 
     :param disks: the folder of the hosts' own work folders.
+    :param runs: the run store.
     :param here: which of the hosts the supervisor's own is; None: none of them.
     """
 
-    def __init__(self, disks: Path, *, python: str, workdir: Path, here: str | None = FIRST) -> None:
+    def __init__(self, disks: Path, runs: Store, *, python: str, workdir: Path, here: str | None = FIRST) -> None:
         super().__init__(python=python, workdir=workdir)
-        self.disks, self.here = disks, here
+        self.disks, self.runs, self.here = disks, runs, here
         self.more_secrets: dict[str, str] = {}
         self.prefix = ["env", f"MXDIST_WORKDIR={disks}/disk-{{host}}"]
 
     def _prepare(self, attempt: Attempt, bundle: Bundle, secrets: Mapping[str, str]) -> tuple[Path, Path]:
         folder, path = super()._prepare(attempt, bundle, secrets)
         told = json.loads((folder / "attempt.json").read_text())
-        code = publish(bundle, open_store(told["runs_uri"]))
+        code = publish(bundle, self.runs)
         told |= {"code": code, "here": self.here, "opener": {"how": "command", "prefix": self.prefix}}
         (folder / "attempt.json").write_text(json.dumps(told))
         path.write_text(json.dumps({**json.loads(path.read_text()), **self.more_secrets}))
@@ -47,7 +48,9 @@ class HostsLauncher(LocalLauncher):
 
 def on_hosts(jobs: Jobs, *, here: str | None = FIRST) -> HostsLauncher:
     """Let the jobs of a test run on hosts; return their launcher."""
-    launcher = HostsLauncher(jobs.folder, python=str(jobs.launcher._python), workdir=jobs.folder / "jobs", here=here)
+    launcher = HostsLauncher(
+        jobs.folder, jobs.client.runs, python=str(jobs.launcher._python), workdir=jobs.folder / "jobs", here=here
+    )
     jobs.client = JobClient(jobs.client.runs, launcher)
     return launcher
 

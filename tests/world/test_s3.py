@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from world.conftest import Jobs, log_of, wait_until
+from world.hosts import across, disk, on_hosts
 
 from mxdist.launch import SECRET_NAMES, JobClient
 from mxdist.spec import JobState, Storage, TrainingJob
@@ -56,6 +57,16 @@ def test_server_away_for_the_whole_end_of_a_training(s3_jobs: Jobs, seaweed: Sea
 
     assert result.state is JobState.SUCCEEDED
     assert [line for line in log_of(attempt) if line.startswith("[0]")] == ["[0] begun", "[0] done"]
+
+
+def test_code_reaches_another_host_through_s3(s3_jobs: Jobs, seaweed: Seaweed) -> None:
+    on_hosts(s3_jobs)
+    job = across(on(seaweed, s3_jobs.job("import mxdist\nprint('from', mxdist.__file__)", ranks=2)))
+    attempt = s3_jobs.submit(job, secrets=secrets(seaweed)).attempt
+    result = s3_jobs.result(attempt)
+
+    assert result.state is JobState.SUCCEEDED, (result.cause, log_of(attempt))
+    assert any(line.startswith(f"[1] from {disk(s3_jobs)}/") for line in log_of(attempt))
 
 
 def test_cancel_and_second_submission(s3_jobs: Jobs, seaweed: Seaweed) -> None:

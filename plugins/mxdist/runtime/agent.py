@@ -141,7 +141,9 @@ class Agent:
             for order in orders:
                 self._obey(order)
             self._look()
-            if self._ear.closed or self._mouth.broken:
+            if self._wake.terminated and not self._crew.busy:  # its ranks were told as well, and had their time
+                self._leaving = self._leaving or "this host was told to end (SIGTERM)"
+            elif self._ear.closed or self._mouth.broken:
                 self._leaving = self._leaving or "the way to the supervisor is closed"
             elif silent_s > self._timeout_s:
                 self._leaving = f"nothing came from the supervisor for {self._timeout_s:g} s"

@@ -76,6 +76,11 @@ class Crew:
         """The scratch folder of the world."""
         return self.place.world(self._number)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a process of the world runs, as far as is known."""
+        return bool(self._running)
+
     def open_world(self, number: int, job: Mapping[str, Any], names: Iterable[str]) -> None:
         """Make the folder of a world.
 

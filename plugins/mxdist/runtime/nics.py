@@ -57,11 +57,24 @@ def addresses() -> list[Address]:
 def candidates(found: Iterable[Address], wanted: str | None, name: str = "") -> list[Address]:
     """Return the addresses that ranks may use, the most likely first.
 
+    Of several addresses of a device, the first is the one that Gloo takes; another one must be asked for.
+
     :param wanted: a device, an address or a network; None: whatever leaves the host.
     :param name: what the host is called: if that is an address in a network of its own, it is the one.
     """
     fitting = [_named(one, name) for one in found if _fits(one, wanted)]
-    return sorted(fitting, key=lambda one: (one.address != name, ":" in one.address))
+    first: dict[tuple[str, bool], Address] = {}
+    for one in fitting:
+        first.setdefault((one.device, ":" in one.address), one)
+    kept = [one for one in fitting if one in first.values() or name == one.address or _is_network(wanted)]
+    return sorted(kept, key=lambda one: (one.address != name, ":" in one.address))
+
+
+def _is_network(wanted: str | None) -> bool:
+    try:
+        return wanted is not None and bool(ipaddress.ip_network(wanted, strict=False))
+    except ValueError:
+        return False
 
 
 def _fits(one: Address, wanted: str | None) -> bool:
@@ -144,7 +157,7 @@ def choose(
 ) -> list[Address | None]:
     """Return for each host the address at which the others meet it; None where there is none. Pure.
 
-    Of several, the one whose network most hosts are in: that is the cluster's own.
+    Of several, IPv4 first, and then the one whose network most hosts are in: that is the cluster's own.
 
     :param hosts: the candidates of each.
     :param reached: which hosts could reach an address of a host.
@@ -157,7 +170,7 @@ def choose(
     chosen: list[Address | None] = []
     for index, own in enumerate(hosts):
         good = [one for one in own if needed[index] <= reached.get((index, one.address), set())]
-        chosen.append(min(good, key=lambda one: -shared[str(one.network)], default=None))
+        chosen.append(min(good, key=lambda one: (":" in one.address, -shared[str(one.network)]), default=None))
     return chosen
 
 

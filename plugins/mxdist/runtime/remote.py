@@ -7,6 +7,7 @@ import itertools
 import logging
 import queue
 import re
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -56,7 +57,7 @@ class AgentLink(HostLink):
         self._stopped: set[str] = set()
         self._pieces: dict[int, Path] = {}
         self._chatter: list[str] = []
-        self._heard = False
+        self._heard = self._warned = False
         self._closing = threading.Event()
         self._lock = threading.Lock()
         for target in (self._listen, self._watch):
@@ -120,7 +121,8 @@ class AgentLink(HostLink):
 
     def collect(self, name: str) -> None:
         root = self._place.folder / name
-        root.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(root, ignore_errors=True)
+        root.mkdir(parents=True)
         number = next(self._ids)
         self._pieces[number] = root
         try:
@@ -211,7 +213,9 @@ class AgentLink(HostLink):
             try:
                 self._hear(*said)
             except OSError as error:  # our own disk is full: what cannot be written here is lost here
-                log.warning("what %s tells cannot be written: %s", self.name, error)
+                if not self._warned:
+                    log.warning("what %s tells cannot be written: %s", self.name, error)
+                self._warned = True
         self._lose(self._last_words())
 
     def _last_words(self) -> str:

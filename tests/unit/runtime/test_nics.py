@@ -48,6 +48,15 @@ def test_host_that_is_called_by_an_address_has_it() -> None:
     assert candidates([DOCKER, ETH], None, "10.0.0.5") == [ETH, DOCKER]
 
 
+def test_second_address_of_a_device_must_be_asked_for() -> None:
+    second = Address("eth0", "10.0.9.5", 24)
+
+    assert candidates([ETH, second], None) == [ETH]
+    assert candidates([ETH, second], "eth0") == [ETH]
+    assert candidates([ETH, second], "10.0.9.0/24") == [second]
+    assert candidates([ETH, second], None, "10.0.9.5") == [second, ETH]
+
+
 def test_whoever_listens_is_met_and_nobody_else() -> None:
     listener, other = Listener(["127.0.0.1", "127.0.0.2"]), Listener(["127.0.0.1"])
     try:
