@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mxdist.errors import LaunchError
 from mxdist.launch.base import Launcher, Life, Sent
 from mxdist.launch.bundle import Bundle
 from mxdist.launch.local import LocalLauncher, default_workdir
@@ -44,7 +46,18 @@ class OwnAccess:
 
     def slurm(self, cluster: Cluster) -> tuple[HostPlan, SshAccess] | None:
         """See ``Access``."""
-        return None
+        name = os.environ.get("MXDIST_SLURM_HEAD")
+        if not name:
+            return None
+        from mxdist.launch.hosts import HostPlan
+        from mxdist.spec.hosts import parse_inventory
+        from mxdist.ssh import SshAccess
+
+        try:
+            (host,) = parse_inventory([name])
+        except ValueError as error:
+            raise LaunchError(f"MXDIST_SLURM_HEAD must be one host: {error}", retryable=False) from None
+        return HostPlan(host.name, 1, host.user, host.port), SshAccess.from_environment()
 
     def kubernetes(self, cluster: Cluster) -> Any:
         """See ``Access``."""
