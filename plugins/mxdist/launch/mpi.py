@@ -2,20 +2,22 @@
 
 mpirun does not start the ranks: it starts a holder for each, which tells the supervisor what the rank must know to be
 part of the MPI world (``mxdist.runtime.mpi_place``). The supervisor starts the ranks as it does over Gloo. So no
-variable of a rank, and no secret, passes through mpirun.
+variable of a rank, and no secret, passes through mpirun. Nor does mpirun reach other hosts by itself: the supervisor
+starts its daemons there, on whatever way it has to a host (``mxdist.runtime.mpi_reach``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from mxdist.launch.hosts import HostPlan
-
 NAME = "mpirun"
 """What people call the process that holds an MPI world together."""
 
 _ONLY_GLOO = ("HOROVOD_GLOO_IFACE", "HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_TIMEOUT_SECONDS")
-_PASSED = ("MXDIST_TOKEN", "MXDIST_WORLD_DIR", "PYTHONPATH")
+_HERE = (
+    "--mca", "plm", "isolated", "--mca", "oob_tcp_if_include", "lo",
+    "--mca", "pml", "ob1", "--mca", "btl", "self,vader",
+)  # fmt: skip
 
 
 def environment(gloo: Mapping[str, str]) -> dict[str, str]:
@@ -27,16 +29,24 @@ def environment(gloo: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
-def command(hosts: Sequence[HostPlan], python: str) -> tuple[str, ...]:
+def command(slots: Sequence[tuple[str, int]], python: str, networks: Sequence[str] = ()) -> tuple[str, ...]:
     """Return the command that gives all ranks their places.
 
-    On one host all goes over shared memory and the loopback interface.
+    :param slots: the address of each host, with its number of ranks.
+    :param networks: over which hosts talk (``10.1.0.0/24``); empty: there is one host, the one that mpirun runs on,
+        and all goes over shared memory and the loopback interface.
     """
-    size = sum(host.slots for host in hosts)
-    offered = ",".join(f"{host.name}:{host.slots}" for host in hosts)
-    passed = [word for name in _PASSED for word in ("-x", name)]
+    offered, size = ",".join(f"{address}:{count}" for address, count in slots), sum(count for _, count in slots)
     return (
         python, "-m", "mxdist.runtime.mpi_start", NAME, "-quiet", "--host", offered, "-np", str(size),
-        "--bind-to", "none", "--mca", "plm", "isolated", "--mca", "oob_tcp_if_include", "lo", "--mca", "pml", "ob1",
-        "--mca", "btl", "self,vader", *passed, python, "-m", "mxdist.runtime.mpi_place",
+        "--bind-to", "none", "--wdir", "/", *(_between(",".join(networks)) if networks else _HERE),
+        python, "-m", "mxdist.runtime.mpi_place",
+    )  # fmt: skip
+
+
+def _between(networks: str) -> tuple[str, ...]:
+    """Return what Open MPI must know of hosts: how its daemons come there (see ``mpi_reach``), and where to talk."""
+    return (
+        "--leave-session-attached", "--mca", "plm", "rsh", "--mca", "plm_rsh_no_tree_spawn", "1",
+        "--mca", "oob_tcp_if_include", networks, "--mca", "btl_tcp_if_include", networks,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from mxdist.environment import SECRET_NAMES, base_environment
 from mxdist.launch import mpi
 from mxdist.launch.diagram import draw
 from mxdist.launch.hosts import LOOPBACK, HostPlan, place
-from mxdist.launch.ranks import RankPlan, location_names, plan_ranks
+from mxdist.launch.ranks import RankPlan, is_local, location_names, plan_ranks
 from mxdist.launch.roles import PORT_NAME, RolePlan, plan_roles
 from mxdist.spec import Controller, EvaluationJob, ScalingPolicy, TrainingJob
 
@@ -225,7 +225,8 @@ def _work(job: TrainingJob | EvaluationJob) -> str:
 def _starter(job: TrainingJob | EvaluationJob, hosts: Sequence[HostPlan], python: str) -> tuple[str, ...]:
     if job.parallelism.controller is not Controller.MPI or job.parallelism.world_size == 1:
         return ()
-    return mpi.command(hosts, python)
+    slots = [(host.name, host.slots) for host in hosts]
+    return mpi.command(slots, python, () if is_local(job) else ("<network>",))
 
 
 def _effective(job: TrainingJob | EvaluationJob) -> dict[str, Any]:

@@ -21,11 +21,14 @@ LOCATION_NAMES = ("DMLC_NODE_HOST", "DMLC_PS_ROOT_URI")
 """The variables that say where in the network a process is, and where the scheduler is."""
 
 
+_MANY = ("server", "orted")
+
+
 @dataclass(frozen=True)
 class RolePlan:
     """One process that is no rank.
 
-    :param role: ``scheduler`` or ``server``, as MXNet calls it; or ``mpirun``.
+    :param role: ``scheduler`` or ``server``, as MXNet calls it; or ``mpirun``, or ``orted``, its daemon elsewhere.
     :param number: which of that role.
     :param cores: the cores it is bound to; empty: wherever the kernel likes, which among pinned workers is best.
     """
@@ -39,8 +42,8 @@ class RolePlan:
 
     @property
     def name(self) -> str:
-        """What people call it: only servers are more than one."""
-        return f"{self.role} {self.number}" if self.role == "server" else self.role
+        """What people call it."""
+        return f"{self.role} {self.number}" if self.role in _MANY else self.role
 
 
 def has_servers(job: TrainingJob | EvaluationJob) -> bool:

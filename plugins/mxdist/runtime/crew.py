@@ -19,6 +19,7 @@ from typing import Any
 from mxdist import processes
 from mxdist.cores import share_cores
 from mxdist.errors import LaunchError
+from mxdist.runtime.mpi_place import sweep
 from mxdist.runtime.place import Place, log_of, write_json
 
 
@@ -160,6 +161,7 @@ class Crew:
                 self.place.token, grace_s=grace_s, exclude=(os.getpid(),), exact=True, spare=self._spare
             )
         finally:
+            sweep(self.folder)
             while self._ports:
                 self._ports.pop().close()
 

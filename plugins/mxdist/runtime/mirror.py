@@ -19,7 +19,7 @@ PIECE_BYTES = 256 << 10
 END_BYTES = 16 << 20
 """Of every log, sent at the end of a world whatever its length."""
 
-_SMALL = ("rank-*.beat.json", "rank-*.result.json", "progress.json")
+_SMALL = ("rank-*.beat.json", "rank-*.result.json", "rank-*.place.json", "progress.json")
 _SMALL_BYTES = 1 << 20
 
 

@@ -70,6 +70,11 @@ def shared_folder(world: str) -> Path:
     return (_MEMORY if _MEMORY.is_dir() else Path("/tmp")) / f"mxdist-{digest[:16]}"  # noqa: S108
 
 
+def sweep(world: Path) -> None:
+    """Remove what the processes of a world shared in the memory of this host; all of them have ended."""
+    shutil.rmtree(shared_folder(str(world)), ignore_errors=True)
+
+
 def _session(given: Mapping[str, str], rank: int) -> Path:
     """Return the folder that a rank makes as soon as it calls ``MPI_Init``."""
     job = int(given["OMPI_MCA_ess_base_jobid"]) & 0xFFFF

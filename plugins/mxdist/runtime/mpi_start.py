@@ -8,10 +8,12 @@ that cannot be found.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from mxdist.environment import SECRET_NAMES
@@ -37,8 +39,15 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     folder.mkdir(mode=0o700, exist_ok=True)
     for name in SECRET_NAMES:  # ranks get them from the supervisor
         os.environ.pop(name, None)
-    os.environ |= {FOLDER_NAME: str(folder), **_as_root()}
+    os.environ |= {FOLDER_NAME: str(folder), "OMPI_MCA_plm_rsh_agent": _reach(folder), **_as_root()}
     os.execv(found, command)
+
+
+def _reach(folder: Path) -> str:
+    """Return the command that mpirun starts its daemons by; it must not hold a blank in any word."""
+    script = folder / "reach"
+    script.write_text(f'exec {shlex.quote(sys.executable)} -m mxdist.runtime.mpi_reach "$@"\n')
+    return f"sh {script}"
 
 
 def _as_root() -> dict[str, str]:

@@ -5,10 +5,8 @@ What is known of places lies in the world's folder: see ``mpi_place``, which run
 
 from __future__ import annotations
 
-import contextlib
-import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +16,8 @@ from mxdist.launch.plan import Plan
 from mxdist.launch.roles import RolePlan
 from mxdist.runtime import exit_codes
 from mxdist.runtime.crew import Order
-from mxdist.runtime.mpi_place import END_FILE, place_file, shared_folder
+from mxdist.runtime.hosts import HostLink
+from mxdist.runtime.mpi_place import place_file
 from mxdist.runtime.place import read_json, tail
 
 Places = Mapping[int, Mapping[str, str]]
@@ -28,9 +27,18 @@ _LOOK_S = 0.02
 _LEAVE_S = 2.0
 
 
-def roles(plan: Plan) -> tuple[RolePlan, ...]:
-    """Return mpirun as a process beside the ranks; empty where it is not needed."""
-    return (RolePlan(mpi.NAME, 0, plan.ranks[0].host, (), plan.starter, {}),) if plan.starter else ()
+def daemons(plan: Plan, away: Sequence[int]) -> list[RolePlan]:
+    """Return mpirun's daemons as processes beside the ranks; which command they run, mpirun tells.
+
+    :param away: the numbers of the hosts that are not the supervisor's own.
+    """
+    return [RolePlan("orted", number, plan.hosts[number].name, (), (), {}) for number in away if plan.starter]
+
+
+def networks(links: Sequence[HostLink], addresses: Collection[str]) -> list[str]:
+    """Return the networks in which hosts meet at these addresses. Devices may have other names on other hosts."""
+    found = {one.address: str(one.network) for link in links for one in link.addresses() if one.address in addresses}
+    return sorted({found.get(address, f"{address}/32") for address in addresses})
 
 
 def in_place(orders: Sequence[Order], places: Places) -> list[Order]:
@@ -39,15 +47,24 @@ def in_place(orders: Sequence[Order], places: Places) -> list[Order]:
     return [replace(one, environment={**one.environment, **given.get(one.name, {})}) for one in orders]
 
 
-def wait_for_places(world: Path, size: int, *, timeout_s: float, ended: Callable[[], int | None]) -> Places:
+def wait_for_places(
+    world: Path,
+    size: int,
+    *,
+    timeout_s: float,
+    ended: Callable[[], int | None],
+    meanwhile: Callable[[], None] = lambda: None,
+) -> Places:
     """Return what each rank gets from MPI, once all of them have a place.
 
     :param world: the world's folder.
     :param ended: returns mpirun's exit code, or None.
+    :param meanwhile: called now and then.
     :raises LaunchError: mpirun has ended, or that took too long.
     """
     give_up = time.monotonic() + timeout_s
     while True:
+        meanwhile()
         found = {rank: read_json(place_file(world, rank)) for rank in range(size)}
         missing = [rank for rank, place in found.items() if not place]
         if not missing:
@@ -68,15 +85,8 @@ def joined(world: Path, size: int) -> set[int]:
     return {rank for rank in range(size) if read_json(place_file(world, rank)).get("joined")}
 
 
-def dissolve(world: Path, *, ended: Callable[[], int | None]) -> None:
-    """Let mpirun end by itself, after the ranks have; one that does not is left to who ends the job's processes."""
-    with contextlib.suppress(OSError):
-        (world / END_FILE).touch()
+def wait_for_end(ended: Callable[[], int | None]) -> None:
+    """Let mpirun end by itself, once the holders go; one that does not is left to who ends the job's processes."""
     give_up = time.monotonic() + _LEAVE_S
     while ended() is None and time.monotonic() < give_up:
         time.sleep(_LOOK_S)
-
-
-def sweep(world: Path) -> None:
-    """Remove what the processes of a world shared in this host's memory; all of them have ended."""
-    shutil.rmtree(shared_folder(str(world)), ignore_errors=True)

@@ -14,11 +14,12 @@ from mxdist.errors import HostLost
 from mxdist.launch import mpi
 from mxdist.launch.plan import Plan, RankPlan, localize
 from mxdist.launch.roles import RolePlan
-from mxdist.runtime import mpi_world
+from mxdist.runtime import mpi_reach, mpi_world
 from mxdist.runtime.blame import Exit
 from mxdist.runtime.crew import Order
 from mxdist.runtime.crew import keep_port as keep_port
 from mxdist.runtime.hosts import HostLink, Hosts
+from mxdist.runtime.mpi_place import END_FILE
 from mxdist.runtime.orders import Meeting, orders
 from mxdist.runtime.place import JOURNAL, Place, log_of, read_json, tail, write_json
 from mxdist.runtime.rendezvous import Rendezvous
@@ -145,9 +146,11 @@ class World:
         write_json(self.folder / "job.json", localize(self.job, self.place.code).to_document())
         for rank in self.plan.ranks:
             log_of(self.folder, f"rank {rank.rank}").touch()
-        for role in (*self.plan.roles, *mpi_world.roles(self.plan)):
+        for role in (*self.plan.roles, *self._daemons()):
             log_of(self.folder, role.name).touch()
-        self.hosts.each(self.hosts.links, self._open_at)
+        if self.plan.starter:
+            log_of(self.folder, mpi.NAME).touch()
+        self.hosts.each(self.hosts.all if self.plan.starter else self.hosts.links, self._open_at)
         if self.plan.roles:
             port = self.hosts.links[0].keep_port(self.meeting.spots[0].address)
             self.meeting = replace(self.meeting, scheduler_port=port)
@@ -180,14 +183,38 @@ class World:
 
     def _places(self) -> mpi_world.Places:
         """Start mpirun, and return what each rank gets from it; empty for a world that needs none."""
-        mpirun = next((Helper(self.hosts.here, self.folder, role) for role in mpi_world.roles(self.plan)), None)
-        if mpirun is None:
+        if not self.plan.starter:
             return {}
+        role = RolePlan(mpi.NAME, 0, self.hosts.own_name, (), self._mpirun(), {})
+        mpirun = Helper(self.hosts.here, self.folder, role)
         self.helpers.append(mpirun)
-        order = Order(mpirun.name, mpirun.plan.command, mpirun.plan.environment)
-        mpirun.pid = mpirun.link.start([order])[order.name].pid
-        timeout_s = self.job.limits.start_timeout_s
-        return mpi_world.wait_for_places(self.folder, len(self.ranks), timeout_s=timeout_s, ended=self._mpirun_ended)
+        self.helpers += [Helper(self.hosts.links[one.number], self.folder, one) for one in self._daemons()]
+        mpirun.pid = mpirun.link.start([Order(role.name, role.command, {})])[role.name].pid
+        return mpi_world.wait_for_places(
+            self.folder, len(self.ranks), timeout_s=self.job.limits.start_timeout_s, ended=self._mpirun_ended,
+            meanwhile=self._start_daemons,
+        )  # fmt: skip
+
+    def _mpirun(self) -> tuple[str, ...]:
+        """Return mpirun's command, now that it is known where the hosts are."""
+        if self.hosts.all == [self.hosts.here]:
+            return self.plan.starter
+        spots = self.meeting.spots
+        slots = [(spot.address, host.slots) for spot, host in zip(spots, self.hosts.plans, strict=True)]
+        networks = mpi_world.networks(self.hosts.all, {self.meeting.address, *(spot.address for spot in spots)})
+        return mpi.command(slots, self.plan.python, networks)
+
+    def _daemons(self) -> list[RolePlan]:
+        links = self.hosts.links
+        return mpi_world.daemons(self.plan, [n for n, link in enumerate(links) if link is not self.hosts.here])
+
+    def _start_daemons(self) -> None:
+        """Start those of mpirun's daemons that it has asked for since the last call."""
+        place = {spot.address: f"orted {number}" for number, spot in enumerate(self.meeting.spots)}
+        for address, command in mpi_reach.wanted(self.folder):
+            daemon = next(helper for helper in self.helpers if helper.name == place[address])
+            if not daemon.pid:
+                daemon.pid = daemon.link.start([Order(daemon.name, command, {})])[daemon.name].pid
 
     def _mpirun_ended(self) -> int | None:
         """Return mpirun's exit code; None while it runs, or is not needed."""
@@ -206,7 +233,7 @@ class World:
     def reap(self) -> list[Rank]:
         """Return the ranks that ended since the last call; those of a lost host have."""
         before = {rank.number for rank in self.running()}
-        for link in self.hosts.links:
+        for link in self.hosts.all:
             codes = link.reap()
             for member in self.members():
                 if member.link is link and member.exit_code is None and (link.lost or member.name in codes):
@@ -265,14 +292,16 @@ class World:
         """
         try:
             if self.plan.starter and not self.running():
-                mpi_world.dissolve(self.folder, ended=self._mpirun_ended)
+                self._with_each(lambda link: link.write(END_FILE, b""))
+                mpi_world.wait_for_end(self._mpirun_ended)
             self._with_each(lambda link: link.end(grace_s=grace_s))
         finally:
             self.reap()
             self.rendezvous.close()
-            mpi_world.sweep(self.folder)
 
     def _orders(self, link: HostLink) -> list[Order]:
+        if link not in self.hosts.links:
+            return []
         return orders(self.plan, self.job, self.hosts.links.index(link), self.meeting)
 
     def _with_each(self, act: Callable[[HostLink], None]) -> None:

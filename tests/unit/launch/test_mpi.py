@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from mxdist.launch import mpi
 from mxdist.launch.plan import SECRET_NAMES, Plan, build_plan
 from mxdist.spec import parse_job
 
@@ -29,10 +30,31 @@ def test_mpirun_gives_each_rank_a_place() -> None:
 
 def test_nothing_of_a_rank_passes_through_mpirun() -> None:
     command = plan(world_size=2, controller="mpi").starter
-    passed = words_after(command, "-x")
-    assert passed == {"MXDIST_TOKEN", "MXDIST_WORLD_DIR", "PYTHONPATH"}  # what a holder needs to be found, and to tell
-    assert not passed & set(SECRET_NAMES)
-    assert not [word for word in command if "=" in word]  # names travel, values do not
+    assert not words_after(command, "-x")
+    assert not set(SECRET_NAMES) & set(command)
+    assert not [word for word in command if "=" in word]
+
+
+def test_several_hosts_are_reached_through_the_supervisor() -> None:
+    command = mpi.command([("10.1.0.2", 2), ("10.1.0.3", 1)], PYTHON, ["10.1.0.0/24"])
+    golden = """
+        /node/bin/python -m mxdist.runtime.mpi_start mpirun -quiet --host 10.1.0.2:2,10.1.0.3:1 -np 3 --bind-to none
+        --wdir / --leave-session-attached --mca plm rsh --mca plm_rsh_no_tree_spawn 1
+        --mca oob_tcp_if_include 10.1.0.0/24 --mca btl_tcp_if_include 10.1.0.0/24
+        /node/bin/python -m mxdist.runtime.mpi_place
+    """
+    assert list(command) == golden.split()
+
+
+def test_plan_of_several_hosts_names_them() -> None:
+    job = parse_job({
+        "name": "a", "script": {"path": "train.py"}, "parallelism": {"world_size": 3, "controller": "mpi"},
+        "cluster": {"kind": "ssh", "hosts": ["a:2", "b:1"]},
+    })  # fmt: skip
+    laid_out = build_plan(job, "key", runs_uri="s3://runs", python=PYTHON, workdir="/scratch", cores=(0, 1))
+    assert words_after(laid_out.starter, "--host") == {"a:2,b:1"}
+    assert "<network>" in laid_out.starter  # known once the hosts have met
+    assert not {"HOROVOD_GLOO_IFACE", "HOROVOD_HOSTNAME"} & set(laid_out.runtime_names)
 
 
 def test_the_supervisor_starts_the_same_ranks_as_over_gloo() -> None:
