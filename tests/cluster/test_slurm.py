@@ -245,7 +245,7 @@ def test_a_job_in_the_queue_is_alive_and_can_be_cancelled(site: Site) -> None:
     again = site.client.submit(site.script(PATIENT, hosts=3), "waiting", secrets=site.secrets())
     assert (again.how, again.attempt.number) == ("reattached", second.number)
     assert len(site.launcher._living(second)) == 1
-    assert site.client.cancel(second, by="user", reason="enough", wait_s=1).state is JobState.CANCELLED
+    assert site.client.cancel(second, by="user", reason="enough").state is JobState.CANCELLED
     assert site.launcher._living(second) == []
     site.client.cancel(first, by="user", reason="test")
 

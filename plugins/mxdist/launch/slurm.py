@@ -116,6 +116,10 @@ class SlurmLauncher(Launcher):
 
     def start(self, attempt: Attempt, bundle: Bundle, *, incarnation: int, secrets: Mapping[str, str]) -> bool:
         """Submit the job, and return when it runs, or waits for its turn. See ``Launcher.start``."""
+        with self._commands.kept():
+            return self._start(attempt, bundle, incarnation, secrets)
+
+    def _start(self, attempt: Attempt, bundle: Bundle, incarnation: int, secrets: Mapping[str, str]) -> bool:
         name = job_name(attempt.claim.job_key, attempt.number, incarnation)
         known = [one for one in self._queue([name]) if not one.over]
         if known or attempt.supervisors.last() >= incarnation:
@@ -134,7 +138,8 @@ class SlurmLauncher(Launcher):
             if number and time.time() - _heard(attempt, number) < HEARTBEAT_LOST_S:
                 return Life.ALIVE
             raise
-        if not living:
+        waiting = all(one.state == "PENDING" for one in living)
+        if not living or (waiting and attempt.cancel_intent() is not None):  # who waits cannot act on a cancel
             return Life.DEAD if number else Life.NEVER
         mute = number and all(one.state == "RUNNING" for one in living) and attempt.result() is None
         if mute and time.time() - _heard(attempt, number) > _SILENT_S:
@@ -142,7 +147,8 @@ class SlurmLauncher(Launcher):
         return Life.ALIVE
 
     def kill(self, attempt: Attempt, *, grace_s: float) -> None:
-        self._end(self._living(attempt), attempt, grace_s=grace_s)
+        with self._commands.kept():
+            self._end(self._living(attempt), attempt, grace_s=grace_s)
 
     def _living(self, attempt: Attempt) -> list[Queued]:
         numbers = range(1, attempt.supervisors.last() + 2)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mxdist.errors import LaunchError
 from mxdist.launch.hosts import HostPlan
 from mxdist.ssh import SshAccess
+
+if TYPE_CHECKING:
+    from mxdist.ssh import Ssh
 
 _TIMEOUT_S = 60.0
 _KEPT = ("HOME", "LANG", "LOGNAME", "PATH", "SLURM_CONF", "SLURM_JWT", "TZ", "USER")
@@ -42,6 +48,9 @@ class Commands(Protocol):
         :raises LaunchError: it cannot be run, or takes longer than a minute.
         """
 
+    def kept(self) -> AbstractContextManager[object]:
+        """Keep the way there open for several commands of this thread."""
+
 
 class Here:
     """On this host."""
@@ -66,6 +75,10 @@ class Here:
             raise LaunchError(f"{command[0]} has not answered within {_TIMEOUT_S:g} s.", hint=_ASK) from None
         return Ran(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
 
+    def kept(self) -> AbstractContextManager[object]:
+        """See ``Commands``."""
+        return contextlib.nullcontext()
+
 
 _ASK = "Does the controller live? `scontrol ping` says so."
 
@@ -76,16 +89,31 @@ class There:
     def __init__(self, head: HostPlan, access: SshAccess) -> None:
         self.where = head.name
         self._head, self._access = head, access
+        self._mine = threading.local()
 
     def run(self, command: Sequence[str], *, text: str = "", environment: Mapping[str, str] | None = None) -> Ran:
         """See ``Commands``."""
-        from mxdist.ssh import Ssh
-
         lines = [f"export {name}={shlex.quote(value)}" for name, value in (environment or {}).items()]
         lines += [f"{shlex.join(command)} <<'{_END}'", text.removesuffix("\n"), _END, ""]
-        with Ssh(self._access) as ssh:
+        with self.kept() as ssh:
             done = ssh.run(self._head, ["sh", "-l", "-s"], stdin="\n".join(lines).encode(), timeout_s=_TIMEOUT_S)
         return Ran(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+    @contextmanager
+    def kept(self) -> Iterator[Ssh]:
+        """See ``Commands``."""
+        from mxdist.ssh import Ssh
+
+        known: Ssh | None = getattr(self._mine, "ssh", None)
+        if known is not None:
+            yield known
+            return
+        with Ssh(self._access) as ssh:
+            self._mine.ssh = ssh
+            try:
+                yield ssh
+            finally:
+                self._mine.ssh = None
 
 
 def commands_at(head: tuple[HostPlan, SshAccess] | None) -> Commands:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,6 +28,9 @@ class Said:
     squeue: int = 0
     where: str = "head"
     asked: list[tuple[list[str], str, dict[str, str]]] = field(default_factory=list)
+
+    def kept(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def run(self, command: Sequence[str], *, text: str = "", environment: Mapping[str, str] | None = None) -> Ran:
         self.asked.append((list(command), text, dict(environment or {})))
@@ -94,6 +98,14 @@ def test_a_job_that_runs_and_is_not_heard_for_long_is_dead(attempt: Attempt) -> 
     claim(attempt, 1, at=time.time() - 3600)
     assert launcher(Said([row("RUNNING")])).life(attempt) is Life.DEAD
     assert launcher(Said([row("PENDING")])).life(attempt) is Life.ALIVE  # requeued: it has nobody to be heard
+
+
+def test_who_waits_cannot_act_on_a_cancel(attempt: Attempt) -> None:
+    attempt.request_cancel("user", "enough")
+    assert launcher(Said([row("PENDING")])).life(attempt) is Life.NEVER
+    assert launcher(Said([row("RUNNING")])).life(attempt) is Life.ALIVE
+    claim(attempt, 1)
+    assert launcher(Said([row("PENDING")])).life(attempt) is Life.DEAD
 
 
 def test_a_job_in_the_queue_is_not_submitted_again(attempt: Attempt) -> None:
