@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from mxdist import processes
+from mxdist.environment import SECRET_NAMES, SUPERVISOR_SECRETS
 from mxdist.errors import LaunchError
 from mxdist.launch.hosts import HostPlan
 
@@ -79,7 +80,8 @@ class CommandOpener:
     def open(self, host: HostPlan, argv: Sequence[str]) -> Channel:
         """See ``Opener``."""
         command = [word.replace("{host}", host.name) for word in self.prefix]
-        environment = {name: value for name, value in os.environ.items() if name != processes.TOKEN_NAME}
+        kept_back = {processes.TOKEN_NAME, *SECRET_NAMES, *SUPERVISOR_SECRETS}  # srun would send them on as they are
+        environment = {name: value for name, value in os.environ.items() if name not in kept_back}
         try:
             return PipeChannel([*command, *argv], environment)
         except OSError as error:
