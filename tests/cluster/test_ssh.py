@@ -14,11 +14,12 @@ from cluster.law import BOUND, Law, make_law
 
 from mxdist.errors import LaunchError
 from mxdist.launch import JobClient, Life
+from mxdist.launch.bundle import collect
 from mxdist.launch.client import log_lines
 from mxdist.launch.ssh import SshLauncher
-from mxdist.spec import JobState, TrainingJob, parse_job
+from mxdist.spec import JobState, Storage, TrainingJob, parse_job
 from mxdist.ssh import SshAccess
-from mxdist.store import Attempt, Credentials, Result, Store, open_store
+from mxdist.store import Attempt, Credentials, JobRun, Result, Store, open_store
 from stack.processes import wait_until
 from stack.seaweed import Seaweed
 from support.nodes import PYTHON, Node, Nodes
@@ -138,7 +139,8 @@ def law(site: Site, tmp_path: Path) -> Law:
     folder = tmp_path / "law"
     folder.mkdir()
     credentials = Credentials(site.seaweed.access_key, site.seaweed.secret_key)
-    return make_law(folder, site.runs, endpoint_url=site.seaweed.endpoint_url, credentials=credentials)
+    storage = Storage(endpoint_url=site.seaweed.endpoint_url)
+    return make_law(folder, site.runs, storage=storage, credentials=credentials)
 
 
 @pytest.mark.parametrize("hosts", [2, 3])
@@ -165,12 +167,9 @@ def test_a_second_submission_finds_the_first(site: Site) -> None:
 
 
 def test_a_start_that_is_repeated_starts_one_supervisor(site: Site) -> None:
-    from mxdist.launch.bundle import collect
-    from mxdist.store import JobRun
-
     job = site.script(PATIENT, hosts=2)
-    attempt = JobRun(site.runs, "job").claim(job, after=0)
     launcher, bundle = site.client().launcher, collect(job)
+    attempt = JobRun(site.runs, "job").claim(job, after=0, code_digest=bundle.digest)
     assert launcher.life(attempt) is Life.NEVER
     started = [launcher.start(attempt, bundle, incarnation=1, secrets=site.secrets()) for _ in range(2)]
 
