@@ -18,8 +18,8 @@ from mxdist.launch.delivery import publish
 from mxdist.spec import TrainingJob
 from mxdist.store import Attempt, Store
 
-FIRST, SECOND = "127.0.0.1", "127.0.0.2"
-CLUSTER = {"kind": "ssh", "hosts": [f"{FIRST}:1", f"{SECOND}:1"], "interface": "lo"}
+FIRST, SECOND, THIRD = "127.0.0.1", "127.0.0.2", "127.0.0.3"
+CLUSTER: dict[str, Any] = {"kind": "ssh", "hosts": [f"{FIRST}:1", f"{SECOND}:1"], "interface": "lo"}
 
 
 class HostsLauncher(LocalLauncher):
@@ -91,5 +91,6 @@ def environment_of(pid: int) -> dict[str, str]:
 
 
 __all__ = [
-    "CLUSTER", "FIRST", "SECOND", "HostsLauncher", "across", "agent", "carrying", "disk", "environment_of", "on_hosts",
+    "CLUSTER", "FIRST", "SECOND", "THIRD", "HostsLauncher", "across", "agent", "carrying", "disk", "environment_of",
+    "on_hosts",
 ]  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from world.conftest import Jobs, log_of, wait_until
-from world.hosts import CLUSTER, SECOND, across, agent, carrying, on_hosts
+from world.hosts import CLUSTER, FIRST, SECOND, THIRD, across, agent, carrying, on_hosts
 from world.test_training import dataset, job_on  # noqa: F401  # a fixture
 
 from mxdist import processes
@@ -157,6 +157,27 @@ def test_host_that_answers_late_is_waited_for(jobs: Jobs) -> None:
 
     assert (result.state, result.restarts) == (JobState.SUCCEEDED, 0), result.cause
     assert any(f"host {SECOND} is lost" in line and "trying again" in line for line in log_of(attempt))
+
+
+def test_training_goes_on_without_a_host_that_never_comes_back(
+    jobs: Jobs,
+    dataset: dict[str, Any],  # noqa: F811
+) -> None:
+    launcher = on_hosts(jobs)
+    down = jobs.folder / "down"
+    launcher.prefix = ["sh", "-c", f'test -e {down}-$1 && exit 255; shift; exec "$@"', "sh", "{host}"]
+    cluster = {**CLUSTER, "hosts": [*CLUSTER["hosts"], f"{THIRD}:1"]}
+    attempt = jobs.submit(across(long_training(dataset), cluster=cluster)).attempt
+    wait_until(lambda: attempt.read_state().step > 8, "some steps")
+    (jobs.folder / f"down-{SECOND}").touch()
+    os.kill(agent(attempt), signal.SIGKILL)
+    wait_until(lambda: attempt.read_state().world == 2, "the second world")
+    hosts = wait_until(lambda: [rank["host"] for rank in attempt.read_state().ranks], "its ranks")
+    wait_until(lambda: attempt.read_state().step > 8, "more steps")
+    jobs.client.cancel(attempt, by="user", reason="test", wait_s=120)
+
+    assert hosts == [FIRST, THIRD]
+    assert any(f"host {SECOND} is lost" in line and "going on without it" in line for line in log_of(attempt))
 
 
 def test_preempted_on_all_hosts_goes_on_later(jobs: Jobs, dataset: dict[str, Any]) -> None:  # noqa: F811

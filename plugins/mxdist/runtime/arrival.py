@@ -8,6 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from mxdist.errors import NotFound
 from mxdist.runtime.place import Place, read_json
 from mxdist.runtime.reporter import LOW_PRIORITY
 from mxdist.store import Attempt, Credentials, JobRun, open_store
+
+
+@dataclass(frozen=True)
+class Given:
+    """What the launcher has told: the attempt's ``attempt.json``, and secrets, some for the supervisor alone."""
+
+    told: Mapping[str, Any]
+    secrets: Mapping[str, str]
 
 
 def yield_to_ranks() -> None:

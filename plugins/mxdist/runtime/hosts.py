@@ -180,8 +180,8 @@ class Hosts:
 
     :param plans: those that have ranks, in the order of the plan.
     :param here: the supervisor's own.
-    :param index: which of ``plans`` the supervisor's own host is; None: it has no ranks.
-    :param open_link: reaches another host by its number; raises ``LaunchError``.
+    :param has_ranks: whether that is one of them, under its name.
+    :param open_link: reaches another host; raises ``LaunchError``.
     :param interface: the network that the job asks for.
     """
 
@@ -190,24 +190,32 @@ class Hosts:
         plans: Sequence[HostPlan],
         here: HereLink,
         *,
-        index: int | None = 0,
-        open_link: Callable[[int], HostLink] | None = None,
+        has_ranks: bool = True,
+        open_link: Callable[[HostPlan], HostLink] | None = None,
         interface: str | None = None,
     ) -> None:
-        self.plans, self.here, self._index, self._open_link = tuple(plans), here, index, open_link
+        self.plans, self.here, self._open_link = tuple(plans), here, open_link
         self._interface = interface
-        self._links: dict[int, HostLink] = {} if index is None else {index: here}
+        self._here = plans[0].name if has_ranks and open_link is None else here.name
+        self._links: dict[str, HostLink] = {self._here: here} if has_ranks else {}
         self._spots: list[Spot] | None = None
+
+    def move(self, plans: Sequence[HostPlan]) -> None:
+        """Go on with other hosts than before; those that are left out are let go."""
+        self.plans, self._spots = tuple(plans), None
+        names = {host.name for host in plans}
+        for name in [name for name in self._links if name not in names]:
+            self._links.pop(name).close(clean=False)
 
     @property
     def links(self) -> list[HostLink]:
         """The hosts that have ranks, in the order of the plan; they must have been opened."""
-        return [self._links[number] for number in range(len(self.plans))]
+        return [self._links[host.name] for host in self.plans]
 
     @property
     def all(self) -> list[HostLink]:
         """Those, and the supervisor's own if it has none."""
-        return [*self.links, *([self.here] if self._index is None else [])]
+        return [*self.links, *([self.here] if self.here not in self._links.values() else [])]
 
     @property
     def own_name(self) -> str:
@@ -230,11 +238,11 @@ class Hosts:
                     raise
 
     def _open(self) -> None:
-        missing = [n for n in range(len(self.plans)) if n not in self._links or self._links[n].lost]
+        missing = [host for host in self.plans if host.name not in self._links or self._links[host.name].lost]
         if missing:
             self._spots = None
-        for number in missing:
-            lost = self._links.pop(number, None)
+        for host in missing:
+            lost = self._links.pop(host.name, None)
             if lost is not None:
                 lost.close(clean=False)
         problems = parallel(self._keep_open, missing)
@@ -242,11 +250,11 @@ class Hosts:
             if problem is not None:
                 raise problem
 
-    def _keep_open(self, number: int) -> MxdistError | None:
+    def _keep_open(self, host: HostPlan) -> MxdistError | None:
         """Reach one host, and keep the link whatever becomes of the others; return why it cannot be reached."""
         assert self._open_link is not None  # noqa: S101  # only our own host needs none
         try:
-            self._links[number] = self._open_link(number)
+            self._links[host.name] = self._open_link(host)
         except MxdistError as error:
             return error
         return None
@@ -277,25 +285,24 @@ class Hosts:
 
         :raises LaunchError: hosts do not reach each other.
         """
-        if len(self.plans) == 1 and self._index == 0:
+        if [host.name for host in self.plans] == [self._here] and self.here in self._links.values():
             return [Spot(LOOPBACK, "lo")], LOOPBACK
         if self._spots is None:
             links = self.all
             self._spots = find_network(links, lambda act: self.each(links, act), self._interface)
-        own = self._index if self._index is not None else -1
-        return self._spots[: len(self.plans)], self._spots[own].address
+        return self._spots[: len(self.plans)], self._spots[self.all.index(self.here)].address
 
     def close(self, *, clean: bool) -> None:
         """Let go of all hosts."""
         links = [link for link in self._links.values() if link is not self.here]
         if links:
             self.each(links, lambda link: link.close(clean=clean))
-        self._links = {number: link for number, link in self._links.items() if link is self.here}
+        self._links = {name: link for name, link in self._links.items() if link is self.here}
 
 
-def parallel(act: Callable[[int], T], numbers: Sequence[int]) -> list[T]:
-    """Return what ``act`` returns for each number, all at once."""
-    if not numbers:
+def parallel(act: Callable[[HostPlan], T], hosts: Sequence[HostPlan]) -> list[T]:
+    """Return what ``act`` returns for each host, all at once."""
+    if not hosts:
         return []
-    with ThreadPoolExecutor(min(_AT_ONCE, len(numbers))) as pool:
-        return list(pool.map(act, numbers))
+    with ThreadPoolExecutor(min(_AT_ONCE, len(hosts))) as pool:
+        return list(pool.map(act, hosts))

@@ -36,23 +36,24 @@ _GREET_S = 60.0
 class Summoner:
     """Starts the agents of an attempt.
 
+    :param names: of all hosts that the job may use: each keeps its number, whichever of them have ranks.
     :param told: what stands in the attempt's ``attempt.json``.
     """
 
     place: Place
     job: TrainingJob | EvaluationJob
-    plans: Sequence[HostPlan]
+    names: Sequence[str]
     told: Mapping[str, Any]
     opener: Opener
     python: str
     wake: Callable[[], None]
 
-    def link(self, number: int) -> AgentLink:
+    def link(self, host: HostPlan) -> AgentLink:
         """Start the agent of a host, and wait for its first word.
 
         :raises HostLost: it cannot be reached.
         """
-        host, timeout_s = self.plans[number], self.job.limits.link_timeout_s
+        timeout_s = self.job.limits.link_timeout_s
         try:
             channel = self.opener.open(host, command(self.python))
         except HostLost:
@@ -61,13 +62,13 @@ class Summoner:
             raise HostLost(host.name, error.message, hint=error.hint, retryable=error.retryable) from error
         link = AgentLink(host.name, channel, self.place, self.wake, link_timeout_s=timeout_s)
         try:
-            channel.send(frames(self._document(number)))
+            channel.send(frames(self._document(host)))
             link.greet(_GREET_S)
         except OSError:
             link.greet(_GREET_S)  # its last words say more
         return link
 
-    def _document(self, number: int) -> dict[str, Any]:
+    def _document(self, host: HostPlan) -> dict[str, Any]:
         told = self.told
         return {
             "what": "agent",
@@ -82,8 +83,8 @@ class Summoner:
             "environment": travelling(self.place.environment),
             "secrets": dict(self.place.secrets),
             "link_timeout_s": self.job.limits.link_timeout_s,
-            "host": self.plans[number].name,
-            "number": number,
+            "host": host.name,
+            "number": self.names.index(host.name),
         }
 
 
@@ -134,21 +135,22 @@ def gather(
     names = [host.name for host in plans]
     if job.cluster.kind is ClusterKind.LOCAL:
         return Hosts(plans, HereLink(os.uname().nodename, place))
-    index = names.index(here) if here in names else None
+    has_ranks = here in names
     python = job.cluster.python or sys.executable
-    if len(plans) == 1 and index == 0:
+    if names == [here]:
         return Hosts(plans, HereLink(names[0], place))
-    others = [host for number, host in enumerate(plans) if number != index]
-    summoner = Summoner(place, job, plans, told, choose_opener(job, told, secrets, others), python, wake)
+    others = [host for host in plans if host.name != here]
+    possible = [host.name for host in job.cluster.inventory] or names
+    summoner = Summoner(place, job, possible, told, choose_opener(job, told, secrets, others), python, wake)
     spared: list[AgentLink] = []
 
-    def open_link(number: int) -> AgentLink:
-        link = summoner.link(number)
+    def open_link(host: HostPlan) -> AgentLink:
+        link = summoner.link(host)
         spared.append(link)
         return link
 
     def spare() -> list[int]:
         return [link.pid for link in spared if link.pid is not None]
 
-    own = HereLink(names[index] if index is not None else os.uname().nodename, place, spare=spare)
-    return Hosts(plans, own, index=index, open_link=open_link, interface=job.cluster.interface)
+    own = HereLink(here if here in names else os.uname().nodename, place, spare=spare)
+    return Hosts(plans, own, has_ranks=has_ranks, open_link=open_link, interface=job.cluster.interface)

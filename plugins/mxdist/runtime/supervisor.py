@@ -16,10 +16,9 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from mxdist import processes
 from mxdist.environment import SUPERVISOR_SECRETS
@@ -27,6 +26,7 @@ from mxdist.errors import Fenced, HostLost, LaunchError, MxdistError
 from mxdist.launch.plan import Plan, build_plan
 from mxdist.runtime import exit_codes
 from mxdist.runtime.arrival import (
+    Given,
     claim_place,
     next_incarnation,
     open_place,
@@ -40,6 +40,7 @@ from mxdist.runtime.finish import Finisher, Outcome, Tracker
 from mxdist.runtime.hosts import Hosts
 from mxdist.runtime.openers import gather, known_hosts
 from mxdist.runtime.place import JOURNAL, Place, read_json, world_numbers, write_json
+from mxdist.runtime.reaching import Reacher, plan_params
 from mxdist.runtime.reporter import Reporter
 from mxdist.runtime.slurm_job import slurm_job
 from mxdist.runtime.status import Status
@@ -60,22 +61,23 @@ _RESTART_PAUSE_S = 1.0
 _HOST_PAUSE_S = 5.0
 
 
-@dataclass(frozen=True)
-class Given:
-    """What the launcher has told: the attempt's ``attempt.json``, and secrets, some for the supervisor alone."""
-
-    told: Mapping[str, Any]
-    secrets: Mapping[str, str]
-
-
 class Supervisor:
     """Runs one attempt.
 
+    :param replan: makes a plan for some of the hosts.
     :param incarnation: which supervisor of the attempt this is.
     """
 
     def __init__(
-        self, attempt: Attempt, place: Place, plan: Plan, hosts: Hosts, *, incarnation: int, wake: Wake
+        self,
+        attempt: Attempt,
+        place: Place,
+        plan: Plan,
+        hosts: Hosts,
+        *,
+        replan: Callable[[Sequence[str]], Plan],
+        incarnation: int,
+        wake: Wake,
     ) -> None:
         self._attempt, self._place, self._plan, self._hosts, self._wake = attempt, place, plan, hosts, wake
         self._job = attempt.claim.parsed()
@@ -83,10 +85,12 @@ class Supervisor:
         self._host = os.uname().nodename
         self._slurm_job = slurm_job(self._job)
         self._reporter = Reporter(attempt, place.folder, incarnation=incarnation, wake=wake.call)
-        self._tracker = Tracker(attempt, self._job, place.folder / JOURNAL, _plan_params(plan))
+        self._tracker = Tracker(attempt, self._job, place.folder / JOURNAL, plan_params(plan))
         self._finisher = Finisher(attempt, self._job, place.folder, self._tracker, lambda: wake.terminated)
         seen = attempt.read_state()
         self._status = Status(self._reporter, self._tracker, seen)
+        possible = [host.name for host in self._job.cluster.inventory]
+        self._reacher = Reacher(hosts, possible, replan, self._status.note)
         self._world_number = max(seen.world, incarnation - 1, *world_numbers(place.folder), 0)
 
     def run(self) -> None:
@@ -154,7 +158,7 @@ class Supervisor:
 
     def _one_world(self) -> Ended:
         self._world_number += 1
-        self._hosts.open(patience_s=self._limits.start_timeout_s, pause=self._wait_for_host)
+        self._plan = self._reacher.reach(self._plan, patience_s=self._limits.start_timeout_s, pause=self._wait_for_host)
         world = World.prepare(self._place, self._plan, self._job, self._world_number, self._hosts)
         self._reporter.world_started(world.number, len(self._plan.ranks))
         self._status.show(world, JobState.STARTING)
@@ -352,16 +356,6 @@ def _detach() -> int:
     return tell
 
 
-def _plan_params(plan: Plan) -> dict[str, Any]:
-    first = plan.ranks[0]
-    return {
-        "host": os.uname().nodename,
-        "cores": sum(len(rank.cores or ()) for rank in plan.ranks) or len(os.sched_getaffinity(0)),
-        "threads_per_rank": first.environment.get("OMP_NUM_THREADS", "share"),
-        **plan.effective,
-    }
-
-
 def _supervise(place: Place, attempt: Attempt, given: Given, incarnation: int, wake: Wake) -> None:
     log.info("supervisor %d of attempt %d of %s", incarnation, attempt.number, attempt.claim.job_key)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -370,20 +364,24 @@ def _supervise(place: Place, attempt: Attempt, given: Given, incarnation: int, w
         return
     job = attempt.claim.parsed()
     names, here = known_hosts(job, given.told)
-    plan = build_plan(
-        job,
-        attempt.claim.job_key,
-        runs_uri=attempt.job.store.uri.removesuffix(f"/{attempt.claim.job_key}"),
-        python=sys.executable,
-        workdir=str(place.folder.parent.parent),
-        cores=sorted(os.sched_getaffinity(0)),
-        hosts=names,
-    )
+
+    def plan_on(hosts: Sequence[str] | None) -> Plan:
+        return build_plan(
+            job,
+            attempt.claim.job_key,
+            runs_uri=attempt.job.store.uri.removesuffix(f"/{attempt.claim.job_key}"),
+            python=sys.executable,
+            workdir=str(place.folder.parent.parent),
+            cores=sorted(os.sched_getaffinity(0)),
+            hosts=hosts,
+        )
+
+    plan = plan_on(names)
     hosts = gather(place, job, plan.hosts, given.told, given.secrets, here=here, wake=wake.call)
     with contextlib.suppress(OSError):  # for people only
         write_json(place.folder / "plan.json", plan.to_document())
     try:
-        Supervisor(attempt, place, plan, hosts, incarnation=incarnation, wake=wake).run()
+        Supervisor(attempt, place, plan, hosts, replan=plan_on, incarnation=incarnation, wake=wake).run()
     except Exception:
         log.exception("the supervisor of %s failed", attempt.claim.job_key)
         processes.terminate(place.token, grace_s=0, exclude=(os.getpid(),))

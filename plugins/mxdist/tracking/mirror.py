@@ -18,7 +18,7 @@ def restore(attempt: Attempt, path: Path) -> bool:
     """
     if path.exists() or not attempt.journal.last():
         return False
-    lines = [line_of(record) for _, chunk in attempt.journal.read() for record in chunk["records"]]
+    lines = [line_of(Record.load(record).dump()) for _, chunk in attempt.journal.read() for record in chunk["records"]]
     partial = path.with_name(f".{path.name}.partial")
     partial.write_bytes(b"".join(lines))
     partial.rename(path)
