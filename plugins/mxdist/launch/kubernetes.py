@@ -65,10 +65,17 @@ class KubernetesLauncher(Launcher):
     def api(self) -> KubernetesApi:
         """The cluster.
 
-        :raises LaunchError: none is known.
+        :raises LaunchError: none is known, or the client is not installed.
         """
-        client = self._client() if callable(self._client) else self._client
-        return KubernetesApi(client or connect(self._kubeconfig, context=self._context))
+        try:
+            client = self._client() if callable(self._client) else self._client
+            return KubernetesApi(client or connect(self._kubeconfig, context=self._context))
+        except ImportError:
+            raise LaunchError(
+                "Python's client for Kubernetes is not installed here.",
+                hint="pip install mxdist[kubernetes]",
+                retryable=False,
+            ) from None
 
     def plan(self, job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str) -> Plan:
         """See ``Launcher``.

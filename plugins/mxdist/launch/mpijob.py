@@ -210,7 +210,7 @@ def _worker(job: TrainingJob | EvaluationJob) -> dict[str, Any]:
             "command": ["node-sshd"],
             "env": [{"name": "MXDIST_SSH_PAIR", "value": SSH_FOLDER}],
             "ports": [{"name": "ssh", "containerPort": SSH_PORT}],
-            "readinessProbe": {"tcpSocket": {"port": SSH_PORT}, "periodSeconds": 2},
+            "readinessProbe": {"tcpSocket": {"port": SSH_PORT}, "periodSeconds": 5},
             "resources": {"limits": resources, "requests": dict(resources)} if resources else None,
         }
     )
