@@ -85,8 +85,8 @@ class Claim(_Document):
 class Cause(_Document):
     """Why an attempt ended badly.
 
-    :param kind: rank_exit, stall, start_timeout, deadline, cancel, preempted, nonfinite, user_error, data, host, lost or
-        internal.
+    :param kind: rank_exit, stall, start_timeout, deadline, cancel, preempted, nonfinite, user_error, data, host, lost
+        or internal.
     """
 
     kind: str
