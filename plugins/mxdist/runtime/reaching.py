@@ -42,6 +42,8 @@ class Reacher:
             except HostLost as error:
                 other = self._without(error.host) if error.retryable else None
                 if other is None:
+                    if not error.retryable or not pause(error.message):
+                        raise
                     break
                 self._note(f"{error.message}; going on without it")
                 plan = other
