@@ -29,7 +29,9 @@ def main() -> int:
             if "--clean" in sys.argv:
                 if state.exists():
                     shutil.rmtree(state)
-                print("Removed the state. The environments stay; `rm -r .mxdist` removes them too.")
+                    print("Removed the state. The environments stay; `rm -r .mxdist` removes them too.")
+                else:
+                    print("There is no state.")
     except ServiceError as error:
         print(error, file=sys.stderr)
         return 1

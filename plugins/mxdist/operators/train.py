@@ -242,6 +242,9 @@ class FineTuneOperator(DistributedTrainOperator):
 
     def training_fields(self) -> dict[str, Any]:
         """Return what is trained, and where its weights begin."""
+        if not self._upstream().get("model_uri"):
+            told = "the earlier task returned no model: was it skipped, or marked as success before it had ended?"
+            raise SpecError("The job", [Problem("init_from", told)])
         init = {
             "model_uri": self._upstream().get("model_uri"),
             "head": self.head,

@@ -79,6 +79,7 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
     normalisation.settle(net, job.parallelism, group)
     if recipe.classifies:
         _check_labels(train, validation, outputs)
+        _check_classes(outputs)
     stages = _cut(job, forward, loss, train, worker, group) if job.parallelism.staged else None
     forward = stages.forward if stages else forward
     steps = job.epochs * steps_of(len(train), job.batch_size)
@@ -203,7 +204,16 @@ def _dry_run(
     """Give every parameter its shape and first value, before anything is loaded or broadcast; return the outputs."""
     x = mx.nd.array(train.x[:_FEW], ctx=device, dtype=train.x.dtype)
     y = mx.nd.array(train.y[:_FEW], ctx=device, dtype=dtype)
-    network.check_loss(forward, loss, x, y)
+    try:
+        network.check_loss(forward, loss, x, y)
+    except mx.base.MXNetError as error:
+        said = next(
+            (line for line in str(error).splitlines() if "Error:" in line or "Check failed" in line), str(error)
+        )
+        problem = (
+            f"the network cannot take {_FEW} examples of shape {train.x.shape[1:]} in {dtype}: {said.strip()[:300]}"
+        )
+        raise SpecError("The job", [Problem("model", problem)]) from error
     return int(np.prod(forward(x).shape[1:]))
 
 
@@ -241,6 +251,12 @@ def _check_random(operators: list[str], parallelism: Parallelism) -> None:
             "these layers out, or train with one rank on one device"
         )
         raise SpecError("The job", [Problem("parallelism.lossy", problem)])
+
+
+def _check_classes(outputs: int) -> None:
+    """Refuse one class: its probability is 1 whatever the weights are, so nothing could be learnt."""
+    if outputs < 2:
+        raise DataError("there is one class only, so there is nothing to learn.", hint=f"Check the labels. {_HINT}")
 
 
 def _check_labels(train: Examples, validation: Examples | None, outputs: int) -> None:

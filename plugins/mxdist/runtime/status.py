@@ -24,6 +24,8 @@ class Pace:
 
     def add(self, step: int, *, now: float | None = None) -> None:
         """Note that ``step`` optimizer steps are done."""
+        if step == 0:  # the first step takes long, and says nothing of those to come
+            return
         now = time.monotonic() if now is None else now
         if self._points and step < self._points[-1][1]:  # a restart went back to a checkpoint
             self._points.clear()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from mxdist.spec.base import Spec
 
@@ -35,6 +35,10 @@ class Schedule(Spec):
     final_fraction: float = Field(0.0, ge=0, le=1, description="cosine: the last rate, as a share of the first.")
 
 
+_LEAST, _LARGEST = 1e-37, 1e37
+"""MXNet computes with float32 numbers, whatever a network's precision is: others become 0 or infinite."""
+
+
 class Optimizer(Spec):
     """Optimizer, rate, and what is done to the mean gradient of the global batch before it is used."""
 
@@ -47,3 +51,10 @@ class Optimizer(Spec):
     weight_decay: float = Field(0.0, ge=0, description="L2 penalty, as MXNet's wd.")
     clip_norm: float | None = Field(None, gt=0, description="Largest global norm of the mean gradient.")
     schedule: Schedule = Schedule()
+
+    @field_validator("learning_rate", "epsilon", "weight_decay", "clip_norm")
+    @classmethod
+    def _in_float32(cls, value: float | None) -> float | None:
+        if value and not _LEAST <= value <= _LARGEST:
+            raise ValueError(f"{value:g} is out of range: MXNet takes {_LEAST:g} to {_LARGEST:g}")
+        return value

@@ -15,6 +15,14 @@ from mxdist.runtime import evaluate, network
 from mxdist.runtime.batches import Examples
 
 NETWORK = "from mxnet.gluon import nn\ndef network(params): return nn.Dense(2)\n"
+INSTANCE_NORM = """
+from mxnet.gluon import nn
+
+def network(params):
+    net = nn.HybridSequential()
+    net.add(nn.InstanceNorm(), nn.Dense(3))
+    return net
+"""
 SQUARES = "from mxnet import gluon\ndef loss(params): return gluon.loss.L2Loss()\n"
 
 
@@ -47,6 +55,20 @@ def refusal(tmp_path: Path, train: Any, monkeypatch: pytest.MonkeyPatch, **field
 )
 def test_labels_that_cannot_be_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, labels: Any, said: str) -> None:
     assert said in refusal(tmp_path, (np.ones((3, 4), np.float32), np.asarray(labels)), monkeypatch)
+
+
+def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
+    small = jobs(tmp_path, {"train": images(8, classes=1)})
+    with pytest.raises(DataError, match="one class only"):
+        trainer_of(small, "one", model={"name": "mlp", "params": {"hidden": 4}})
+
+
+def test_a_network_that_mxnet_cannot_run_is_told_in_a_line(tmp_path: Path) -> None:
+    recipe = own(tmp_path, "").get("recipe")
+    Path(str(recipe)).write_text(INSTANCE_NORM)
+    small = jobs(tmp_path, {"train": images(8)})
+    with pytest.raises(SpecError, match="the network cannot take 2 examples of shape .* in float64"):
+        trainer_of(small, "norm", model={"recipe": recipe}, dtype="float64")
 
 
 def test_labels_above_the_given_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -105,6 +105,8 @@ def test_every_wrong_field_is_named_at_once() -> None:
             "one process",
             id="evaluation-on-two-ranks",
         ),
+        pytest.param(job(optimizer={"learning_rate": 1e-320}), "optimizer.learning_rate", "out of range", id="tiny"),
+        pytest.param(job(optimizer={"weight_decay": 1e300}), "optimizer.weight_decay", "out of range", id="huge"),
     ],
 )
 def test_one_wrong_field_says_what_to_do(document: object, path: str, words: str) -> None:
