@@ -120,3 +120,29 @@ def test_token_must_match_as_a_whole(token: str) -> None:
     with start(token + "0", SLEEP):
         assert processes.find(token) == []
         processes.terminate(token + "0", grace_s=0)
+
+
+def test_agents_of_a_job_are_found_with_it_but_not_by_its_own_processes(token: str) -> None:
+    with start(token, SLEEP) as own, start(f"{token}.1", SLEEP) as first, start(f"{token}.12", SLEEP) as other:
+        everybody = {process.pid for process in processes.find(token)}
+        alone = [process.pid for process in processes.find(token, exact=True)]
+        of_first = [process.pid for process in processes.find(f"{token}.1")]
+        processes.terminate(f"{token}.1", grace_s=0, exact=True)
+        left = {process.pid for process in processes.find(token)}
+        processes.terminate(token, grace_s=0)
+
+    assert everybody == {own.pid, first.pid, other.pid}
+    assert (alone, of_first) == ([own.pid], [first.pid])
+    assert left == {own.pid, other.pid}
+
+
+def test_what_carries_a_channel_is_spared_with_all_that_it_started(token: str) -> None:
+    parent = "import subprocess, time; subprocess.Popen(['sleep', '1000'], env={}, start_new_session=True)\n" + SLEEP
+    with start(token, parent) as process:
+        (child,) = {one.pid for one in processes.find(token)} - {process.pid}
+        spared = [one.pid for one in processes.find(token, spare={child})]
+        processes.terminate(token, grace_s=0, spare=lambda: {child})
+        assert processes.start_time(child)
+        os.kill(child, signal.SIGKILL)
+
+    assert spared == [process.pid]
