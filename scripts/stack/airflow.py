@@ -30,6 +30,10 @@ _ARGUMENTS = {
 _MIGRATE_TIMEOUT_S = 600
 _DATABASE_WAIT_S = 60  # for whoever writes to SQLite now; its own 5 s end in HTTP 500 on a busy machine
 
+_SERVER_WAIT_S = 20
+"""The same for the API server. One of its requests may wait for another that cannot go on meanwhile, since both are
+served by one event loop: the sooner it gives up, the better, for its clients ask again."""
+
 
 @dataclass(frozen=True)
 class AirflowSecrets:
@@ -86,7 +90,7 @@ class Component(Service):
         self._stack = stack
         self._since = 0.0
         self._said = 0
-        super().__init__(stack.folder, stack.environment)
+        super().__init__(stack.folder, _own_environment(self.kind, stack.environment))
 
     def command(self) -> Sequence[str]:
         port = ["--host", "127.0.0.1", "--port", str(self._stack.port)] if self.kind == "api-server" else []
@@ -219,6 +223,15 @@ class Airflow:
         for name, connection in self.settings.connections.items():
             environment[f"AIRFLOW_CONN_{name.upper()}"] = json.dumps(connection)
         return {**environment, **self.settings.options}
+
+
+def _own_environment(kind: str, environment: dict[str, str]) -> dict[str, str]:
+    """Return the environment of one kind of process, from that of all."""
+    database = environment["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"]
+    if kind != "api-server" or not database.startswith("sqlite:"):
+        return environment
+    waits = database.replace(f"timeout={_DATABASE_WAIT_S}", f"timeout={_SERVER_WAIT_S}")
+    return {**environment, "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": waits}
 
 
 def _installed_version(program: Path) -> str:
