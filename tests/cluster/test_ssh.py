@@ -73,27 +73,27 @@ class Site:
             "MLFLOW_TRACKING_TOKEN": CANARY,
         }
 
-    def cluster(self, count: int, **changes: Any) -> dict[str, Any]:
-        return {"kind": "ssh", "hosts": [f"{node.address}:1" for node in self.nodes][:count], **changes}
-
     def script(self, text: str, *, hosts: int, limits: dict[str, Any] | None = None, **cluster: Any) -> TrainingJob:
         path = self.folder / "job.py"
         path.write_text(textwrap.dedent(text))
         given = {"grace_s": 2, "max_restarts": 0, "link_timeout_s": LINK_TIMEOUT_S, "start_timeout_s": 200}
-        return self.job(
-            {"name": "script", "script": {"path": str(path)}},
-            hosts=hosts,
-            limits={**given, **(limits or {})},
-            **cluster,
-        )
+        fields = {"name": "script", "script": {"path": str(path)}}
+        return self.job(fields, ranks=hosts, limits={**given, **(limits or {})}, cluster=cluster)
 
     def job(
-        self, fields: dict[str, Any], *, hosts: int, limits: dict[str, Any] | None = None, **cluster: Any
+        self,
+        fields: dict[str, Any],
+        *,
+        ranks: int,
+        limits: dict[str, Any] | None = None,
+        cluster: dict[str, Any] | None = None,
     ) -> TrainingJob:
+        """Return a job, one rank on each of the first hosts unless ``cluster`` says otherwise."""
+        hosts = [f"{node.address}:1" for node in self.nodes][:ranks]
         job = parse_job({
             **fields,
-            "cluster": self.cluster(hosts, **cluster),
-            "parallelism": {"world_size": hosts},
+            "cluster": {"kind": "ssh", "hosts": hosts, **(cluster or {})},
+            "parallelism": {"world_size": ranks},
             "storage": {"endpoint_url": self.seaweed.endpoint_url},
             "limits": limits or {"start_timeout_s": 200},
         })  # fmt: skip
@@ -143,14 +143,17 @@ def law(site: Site, tmp_path: Path) -> Law:
     return make_law(folder, site.runs, storage=storage, credentials=credentials)
 
 
-@pytest.mark.parametrize("hosts", [2, 3])
-def test_a_world_over_hosts_has_the_weights_of_one_process(site: Site, law: Law, hosts: int) -> None:
-    attempt = site.submit(site.job(law.fields, hosts=hosts))
+@pytest.mark.parametrize("slots", [(1, 1), (2, 1, 1)], ids=["two", "three"])
+def test_a_world_over_hosts_has_the_weights_of_one_process(site: Site, law: Law, slots: tuple[int, ...]) -> None:
+    lines = [f"{node.address}:{count}" for node, count in zip(site.nodes, slots, strict=False)]
+    attempt = site.submit(site.job(law.fields, ranks=sum(slots), cluster={"hosts": lines}))
     result = site.result(attempt)
 
     assert result.state is JobState.SUCCEEDED, (result.cause, log_of(attempt))
     assert law.off(attempt, result) < BOUND
-    assert [rank["host"] for rank in attempt.read_state().ranks] == [node.address for node in site.nodes][:hosts]
+    seats = [(rank["host"], rank["local_rank"]) for rank in attempt.read_state().ranks]
+    taken = zip(site.nodes, slots, strict=False)
+    assert seats == [(node.address, local) for node, count in taken for local in range(count)]
     assert wait_until(lambda: site.left() == [], 30), site.left()
 
 
@@ -252,7 +255,7 @@ def test_a_cut_link_ends_the_ranks_on_both_sides(site: Site) -> None:
 def test_training_goes_on_from_its_checkpoint_when_a_node_comes_back(site: Site, law: Law) -> None:
     fields = {**law.fields, "epochs": 60, "checkpoints": {"every_steps": 5}}
     limits = {"max_restarts": 1, "link_timeout_s": LINK_TIMEOUT_S, "grace_s": 2, "start_timeout_s": 200}
-    attempt = site.submit(site.job(fields, hosts=2, limits=limits))
+    attempt = site.submit(site.job(fields, ranks=2, limits=limits))
     assert wait_until(lambda: attempt.read_state().step >= 20, GENEROUS_S, poll_s=0.2), log_of(attempt)
     pids = [one.pid for one in site.nodes[1].processes() if "MXDIST_TOKEN" in one.environment]
     site.nodes[1].exec(["kill", "-KILL", *map(str, pids)])
