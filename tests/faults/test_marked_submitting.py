@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from faults.site import Run, Site, kill, wait_for
+from faults.site import RANKS, Run, Site, kill, wait_for
 
 from mxdist import processes
 
 BARRIERS = ["submit-claimed", "submit-started"]
 MARKS = ["failed", "success"]
 TOLD = "told-of-task"
+EPOCHS = [f"epoch-2-rank-{rank}" for rank in range(RANKS)]  # so that no job ends by itself before it is told to
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Marked:
 def marked(site: Site) -> Marked:
     """Mark all of them, and wait until the submission is over."""
     lost = {
-        (barrier, mark): site.train(f"lost-and-{mark}-{barrier}", hold=[barrier, TOLD])
+        (barrier, mark): site.train(f"lost-and-{mark}-{barrier}", hold=[barrier, TOLD, *EPOCHS])
         for barrier in BARRIERS
         for mark in MARKS
     }
