@@ -207,6 +207,19 @@ def test_a_worker_that_dies_comes_back_and_the_world_with_it(site: Site) -> None
     assert site.left(attempt) == []
 
 
+def test_a_worker_that_shows_another_key_is_given_nothing(site: Site) -> None:
+    site.operator.impostors.add("-worker-1")
+    attempt = site.submit(site.script())
+    result = site.result(attempt)
+
+    assert result.state is JobState.FAILED
+    assert result.cause is not None
+    assert "worker-1" in result.cause.message
+    assert "host key" in result.cause.message
+    assert "training" not in "\n".join(log_of(attempt))
+    assert wait_until(lambda: site.left(attempt) == [], 60), site.left(attempt)
+
+
 def test_a_killed_supervisor_is_followed_by_another_mpijob(site: Site) -> None:
     attempt = site.submit(site.script(limits={"max_restarts": 2}))
     site.training(attempt)

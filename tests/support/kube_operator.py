@@ -86,13 +86,13 @@ class Container:
 class Operator:
     """Looks at all MPIJobs and pods, some times a second, in a thread.
 
-    :param launch: False: workers run, but no launcher is made: as with an operator that hangs.
+    :param impostors: ends of pods' names: their sshd has another key than the job's, as of somebody in their place.
     """
 
     cluster: Cluster
     nodes: Nodes
     folder: Path
-    launch: bool = True
+    impostors: set[str] = field(default_factory=set)
     containers: dict[str, Container] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     _stopped: threading.Event = field(default_factory=threading.Event)
@@ -174,7 +174,7 @@ class Operator:
         ready = [one for one in names if one in pods and _is_ready(pods[one])]
         launched = any("-launcher-" in one for one in pods)
         waits = spec["launcherCreationPolicy"] == "WaitForWorkersReady" and len(ready) < count
-        if not launched and not waits and self.launch:
+        if not launched and not waits:
             self._make_pod(
                 job, "Launcher", f"{name}-launcher-{uuid.uuid4().hex[:5]}", self.nodes[count % len(self.nodes)]
             )
@@ -185,11 +185,8 @@ class Operator:
         spec = job["spec"]
         if any(one.metadata.name == f"{name}-ssh" for one in core.list_namespaced_secret(namespace).items):
             return
-        with tempfile.TemporaryDirectory() as folder:
-            key = Path(folder, "key")
-            make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-C", "", "-f", str(key)]
-            subprocess.run(make, check=True)
-            data = {"ssh-privatekey": key.read_text(), "ssh-publickey": key.with_suffix(".pub").read_text()}
+        private, public = _key_pair()
+        data = {"ssh-privatekey": private, "ssh-publickey": public}
         lines = [
             f"{name}-worker-{number}.{name}.{namespace}.svc slots={spec['slotsPerWorker']}\n"
             for number in range(spec["mpiReplicaSpecs"]["Worker"]["replicas"])
@@ -276,6 +273,8 @@ class Operator:
         files = {"id_rsa": "privatekey", "id_rsa.pub": "publickey", "authorized_keys": "publickey"}
         for file, key in files.items():  # root's, and readable by all in the pod, as a Secret is mounted
             (folder / file).write_bytes(base64.b64decode(keys[f"ssh-{key}"]))
+        if any(pod["metadata"]["name"].endswith(one) for one in self.impostors):
+            (folder / "id_rsa").write_text(_key_pair()[0])
         hostfile = core.read_namespaced_config_map(f"{job}-config", namespace).data["hostfile"]
         if "-launcher-" in pod["metadata"]["name"]:
             (node.root / "etc/mpi").mkdir(exist_ok=True)
@@ -377,6 +376,15 @@ def furnish(node: Node) -> None:
         os.chown(root / folder, UID, UID)
     shutil.copy(REPOSITORY / "docker/sshd_config", root / "etc/ssh/mxdist_sshd_config")
     shutil.copy(REPOSITORY / "docker/node-sshd", root / "opt/node/bin/node-sshd")
+
+
+def _key_pair() -> tuple[str, str]:
+    """Return a private and a public key, of the kind that the operator makes."""
+    with tempfile.TemporaryDirectory() as folder:
+        key = Path(folder, "key")
+        make = ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-m", "PEM", "-N", "", "-C", "", "-f", str(key)]
+        subprocess.run(make, check=True)
+        return key.read_text(), key.with_suffix(".pub").read_text()
 
 
 def _owner(job: dict[str, Any]) -> dict[str, Any]:
