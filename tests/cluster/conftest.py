@@ -12,6 +12,7 @@ from stack.seaweed import Seaweed
 from support.guarding import guarded
 from support.nodes import Nodes, running_nodes
 from support.places import control_bin
+from support.slurm import WORKDIR, Slurm, running_slurm
 
 _LINGER_S = 30.0
 
@@ -40,6 +41,24 @@ def nodes(nodes_session: Nodes) -> Iterator[Nodes]:
         return [f"{node.name}: {process.command}" for node, process in found if "MXDIST_TOKEN" in process.environment]
 
     assert wait_until(lambda: not left(), _LINGER_S, poll_s=0.5), left()
+
+
+@pytest.fixture(scope="session")
+def slurm_session(nodes_session: Nodes, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
+    """The Slurm of the session; tests ask for ``slurm``."""
+    with running_slurm(nodes_session, tmp_path_factory.mktemp("slurm")) as made:
+        yield made
+
+
+@pytest.fixture
+def slurm(nodes: Nodes, slurm_session: Slurm, monkeypatch: pytest.MonkeyPatch) -> Slurm:
+    """A Slurm over the three nodes, idle; its commands work on the control side."""
+    slurm_session.restore()
+    for name, value in slurm_session.environment.items():
+        monkeypatch.setenv(name, value)
+    for node in slurm_session.workers:
+        node.exec(["sh", "-c", f"rm -rf {WORKDIR} /tmp/*.out; mkdir -m 700 {WORKDIR}"])
+    return slurm_session
 
 
 @pytest.fixture(scope="session")

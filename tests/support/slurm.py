@@ -70,6 +70,9 @@ PartitionName=work Nodes=ALL Default=YES MaxTime=INFINITE State=UP PriorityTier=
 PartitionName=urgent Nodes=ALL MaxTime=INFINITE State=UP PriorityTier=9 PreemptMode=OFF
 """
 
+WORKDIR = "/var/mxdist"
+"""Where jobs of the tests keep their files on a node."""
+
 
 class Slurm:
     """A Slurm whose controller runs on a node of its own, ``head``."""

@@ -9,11 +9,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mxdist.cli import estimate, setting
-from mxdist.errors import NotFound
-from mxdist.launch import Plan, collect
+from mxdist.errors import LaunchError, NotFound
+from mxdist.launch import Launcher, Plan, collect
 from mxdist.launch.base import Sent
 from mxdist.launch.history import Change, Cost, LastRun, changes, cost, describe, last_run
 from mxdist.launch.patience import bounded
+from mxdist.spec import EvaluationJob, TrainingJob
+from mxdist.spec.cluster import ClusterKind
 from mxdist.store import Store
 
 
@@ -23,9 +25,9 @@ def plan(options: argparse.Namespace) -> int:
     client = setting.client(options, job)
     key = setting.job_key(options, job)
     found = client.launcher.plan(job, key, runs_uri=client.runs.uri)
-    client.launcher.check(job)
+    unchecked = _check(client.launcher, job)
     bundle = collect(job)
-    last, note = _last(options, client.runs, job.name)
+    last, unknown = _last(options, client.runs, job.name)
     seen = Seen(
         plan=found,
         sends=client.launcher.sends(job, key, runs_uri=client.runs.uri),
@@ -33,7 +35,7 @@ def plan(options: argparse.Namespace) -> int:
         cost=cost(job, last),
         last=last,
         changed=() if last is None else changes(last, job, bundle),
-        note=note,
+        notes=tuple(note for note in (unchecked, unknown) if note),
     )
     print(json.dumps(seen.to_document(), indent=2) if options.json else "\n".join(seen.lines()))
     return 0
@@ -56,7 +58,7 @@ class Seen:
 
     :param sends: what the platform would be handed.
     :param last: the last run of this name, and what has changed since; None: none is known.
-    :param note: why the last run is not known.
+    :param notes: what could not be found out, and why.
     """
 
     plan: Plan
@@ -65,7 +67,7 @@ class Seen:
     cost: Cost | None
     last: LastRun | None
     changed: tuple[Change, ...]
-    note: str = ""
+    notes: tuple[str, ...] = ()
 
     def to_document(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -93,8 +95,19 @@ class Seen:
         if self.last:
             yield ""
             yield from describe(self.last, self.changed)
-        if self.note:
-            yield f"\nnote: {self.note}"
+        for note in self.notes:
+            yield f"\nnote: {note}"
+
+
+def _check(launcher: Launcher, job: TrainingJob | EvaluationJob) -> str:
+    """Make the checks of a submission; return why a cluster could not be asked, for a plan does not need it."""
+    try:
+        launcher.check(job)
+    except LaunchError as error:
+        if job.cluster.kind is ClusterKind.LOCAL:
+            raise
+        return f"the cluster was not asked: {error}"
+    return ""
 
 
 def _last(options: argparse.Namespace, runs: Store, name: str) -> tuple[LastRun | None, str]:

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 PREFLIGHT_KEY = "preflight"
 """The job key in a manifest that is only looked at."""
 
+_SRUN_HINT = (
+    "(The nodes must be free for a moment, and must be able to connect to where srun runs: see SrunPortRange in "
+    "slurm.conf, or name a head node.)"
+)
 _CONNECT_S, _ATTEMPTS = 6.0, 2
 """Over ssh: a host that drops the first attempt gets another one, within the time of a report."""
 
@@ -98,7 +102,8 @@ class _Check:
             with srun(self.job, self.hosts, python, self.platforms.slurm_head(self.job.cluster)) as channel:
                 reports = look_together(channel, len(self.hosts), request)
         except LaunchError as error:
-            return (), {}, [Finding(CLUSTER, "allocation", "no", str(error))]
+            hint = "" if error.hint else f" {_SRUN_HINT}"
+            return (), {}, [Finding(CLUSTER, "allocation", "no", f"{error}{hint}")]
         silent = len(self.hosts) - len(reports)
         problem = f"{silent} of {len(self.hosts)} nodes have not answered in {FIRST_S:g} s" if silent else ""
         told = Finding(CLUSTER, "allocation", f"{len(reports)} of {len(self.hosts)}", problem)

@@ -61,8 +61,12 @@ def srun(
         return
     from mxdist.runtime.ssh_channel import SshOpener
 
-    opener = SshOpener(head[1].for_job(job.cluster.ssh))
+    opener = SshOpener(head[1])
     try:
-        yield opener.open(head[0], ["sh", "-lc", 'exec "$@"', "sh", *words])
+        channel = opener.open(head[0], ["sh", "-lc", 'exec "$@"', "sh", *words])
+        try:
+            yield channel
+        finally:
+            channel.close()
     finally:
         threading.Thread(target=opener.close, daemon=True).start()

@@ -17,7 +17,7 @@ from mxdist.spec.parallelism import Strategy
 MOST_SKEW_S = 5.0
 """Clocks further apart than this make heartbeats look stale, and S3 refuse signatures from a quarter of an hour on."""
 
-LEAST_FREE_BYTES = 1 << 30
+LEAST_FREE_BYTES = 512 << 20
 NUMPY_BELOW = (1, 24)
 _MATRIX_HOSTS = 16
 

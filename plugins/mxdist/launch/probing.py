@@ -21,13 +21,14 @@ from mxdist.runtime.channel import Channel, Opener
 from mxdist.runtime.probe import DEEP_S, MARK, REACH_S
 from mxdist.store import Store
 
-FIRST_S = 10.0
+FIRST_S = 9.5
 """From the first packet to the report of a host."""
 
 SECOND_S = REACH_S + 2.0
 """For the hosts to find out whom they reach."""
 
 _LAST_WORDS_S = 0.5
+_CLOSE_S = 1.5  # for the probes to end; what hangs is left to itself
 _SENT = ("nics", "canaries", "probe")
 _LOADER = """
 import sys, types
@@ -67,14 +68,19 @@ def look(
         _Talk(host, opener, python, {**request, **own, "host": host.name})
         for host, own in zip(hosts, more, strict=True)
     ]
-    _wait([talk.reported for talk in talks], DEEP_S + FIRST_S if request.get("deep") else FIRST_S)
+    limit_s = DEEP_S + FIRST_S if request.get("deep") else FIRST_S
+    _wait([talk.reported for talk in talks], limit_s)
     peers = [peer for talk in talks if (peer := talk.peer()) is not None]
     for talk in talks:
         talk.go_on(peers)
     _wait([talk.ended for talk in talks if talk.reported.is_set()], SECOND_S)
-    reports = {talk.host.name: talk.report() for talk in talks}
-    for talk in talks:
-        threading.Thread(target=talk.close, daemon=True).start()
+    reports = {talk.host.name: talk.report(limit_s) for talk in talks}
+    closing = [threading.Thread(target=talk.close, daemon=True) for talk in talks]
+    for thread in closing:
+        thread.start()
+    give_up = time.monotonic() + _CLOSE_S
+    for thread in closing:
+        thread.join(max(0.0, give_up - time.monotonic()))
     return reports
 
 
@@ -95,7 +101,6 @@ class _Talk:
         self._go_on = threading.Event()
         self._channel: Channel | None = None
         self._report = Report()
-        self._begun = time.monotonic()
         threading.Thread(target=self._run, name=f"probe-{host.name}", daemon=True).start()
 
     def peer(self) -> dict[str, Any] | None:
@@ -110,10 +115,10 @@ class _Talk:
         self._peers = peers
         self._go_on.set()
 
-    def report(self) -> Report:
+    def report(self, limit_s: float) -> Report:
         """Return what is known by now."""
         if not self.reported.is_set():
-            return Report(error=f"no answer in {time.monotonic() - self._begun:.0f} s")
+            return Report(error=f"no answer in {limit_s:g} s")
         return self._report
 
     def close(self) -> None:

@@ -42,6 +42,7 @@ MARK = "mxdist-probe "
 CHECK_S = 7.0
 REACH_S = 3.0
 DEEP_S = 90.0
+_AGAIN_S = 0.5
 _MXNETS = ("mxnet", *(f"mxnet-cu{version}" for version in (112, 110, 102, 101, 100, 92)))
 _OTHERS = ("horovod", "numpy", "boto3", "mlflow-skinny", "pydantic")
 _CUDA = {"nccl": ("nvidia-nccl-cu11", "nvidia-nccl-cu12"), "cuda": ("nvidia-cuda-runtime-cu11",)}
@@ -142,6 +143,15 @@ def reach(peers: list[dict[str, Any]], own: str) -> dict[str, dict[str, str]]:
 
 
 def _knock(address: str, port: int, word: str) -> str:
+    """Return "" if the peer answers there; a refusal is believed only the second time."""
+    told = _knock_once(address, port, word)
+    if "refused" in told or "reset" in told:
+        time.sleep(_AGAIN_S)
+        told = _knock_once(address, port, word)
+    return told
+
+
+def _knock_once(address: str, port: int, word: str) -> str:
     try:
         with socket.create_connection((address, port), timeout=REACH_S) as peer:
             heard = b""

@@ -28,6 +28,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     for name in [name for name in os.environ if name.startswith(("MXDIST_SSH", "AWS_", "MLFLOW_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("MXDIST_NODE_PYTHON", "/bin/true")
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     monkeypatch.setenv("MXDIST_WORKDIR", "/scratch")
     (tmp_path / "train.py").write_text("")
 
@@ -103,8 +104,18 @@ def test_commands_to_ssh_hosts_are_shown(plan: Plan) -> None:
     assert told[told.index("\ncommand on") :] == (GOLDEN / "plan_ssh.txt").read_text()
 
 
+def test_script_for_slurm_is_shown(plan: Plan) -> None:
+    cluster = {"kind": "slurm", "nodes": 2, "slots": 2, "python": "/opt/node/bin/python", "slurm": {"partition": "gpu"}}
+    told = sent(plan, cluster)
+    script = textwrap.dedent(told.partition("\nsbatch script, on this host\n")[2])
+    assert script.startswith("#!/bin/bash")
+    assert {"#SBATCH --nodes=2", "#SBATCH --partition=gpu"} <= set(script.splitlines())
+
+
 def test_manifest_for_kubernetes_is_shown(plan: Plan) -> None:
     told = sent(plan, {"kind": "kubernetes", "nodes": 2, "slots": 2, "kubernetes": {"image": "registry/node:1"}})
-    manifest = yaml.safe_load(textwrap.dedent(told.partition("\nMPIJob to namespace default\n")[2]))
+    text, _, note = told.partition("\nMPIJob to namespace default\n")[2].partition("\nnote: ")
+    assert note.startswith("the cluster was not asked: ")
+    manifest = yaml.safe_load(textwrap.dedent(text))
     assert (manifest["kind"], manifest["spec"]["slotsPerWorker"]) == ("MPIJob", 2)
     assert manifest["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] == 2

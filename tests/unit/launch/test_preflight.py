@@ -77,7 +77,7 @@ def test_a_healthy_place_has_no_problem_and_one_row_a_host() -> None:
         (
             Report(found(2, disk={"folder": "/scratch", "free_bytes": 10_000_000})),
             "disk",
-            "0.0 GB free in /scratch; the job needs 1.1 GB",
+            "0.0 GB free in /scratch; the job needs 0.5 GB",
         ),
         (
             Report(found(2, disk={"folder": "/s", "error": "cannot write to /s: No space left on device"})),
@@ -207,4 +207,4 @@ def test_request_names_hosts_and_what_the_job_reads_but_never_a_secret_outside_i
     assert request["reads"] == ["s3://b/d/manifests/1.json"]
     assert request.pop("secrets") == {"AWS_SECRET_ACCESS_KEY": "canary"}
     assert "canary" not in str(request)
-    assert Wanted.of(job, place(job), runs_uri="s3://b/runs", data_bytes=10**9).free_bytes == (1 << 30) + 2 * 10**9
+    assert Wanted.of(job, place(job), runs_uri="s3://b/runs", data_bytes=10**9).free_bytes == (512 << 20) + 2 * 10**9

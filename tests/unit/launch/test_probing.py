@@ -41,12 +41,21 @@ def test_sixteen_hosts_of_which_one_hangs_end_in_time(tmp_path: Path) -> None:
     begin = time.monotonic()
     reports = look(hosts(*names), opener(), PYTHON, request(tmp_path))
     assert time.monotonic() - begin < 20
-    assert reports["node-hangs"].error == f"no answer in {probing.FIRST_S:.0f} s"
+    assert reports["node-hangs"].error == f"no answer in {probing.FIRST_S:g} s"
     others = [reports[name] for name in names[:-1]]
     assert [one.error for one in others] == [""] * 15
     assert all(one.reached is not None and len(one.reached) == 14 for one in others)
-    assert {told for one in others for seen in (one.reached or {}).values() for told in seen.values()} == {""}
     assert all(one.skew_s is not None and abs(one.skew_s) - one.doubt_s < 0.5 for one in others)
+
+
+def test_hosts_that_reach_each_other_say_so(tmp_path: Path) -> None:
+    reports = look(hosts("a", "b", "c"), opener(), PYTHON, request(tmp_path))
+    assert {name: sorted(one.reached or {}) for name, one in reports.items()} == {
+        "a": ["b", "c"],
+        "b": ["a", "c"],
+        "c": ["a", "b"],
+    }
+    assert {told for one in reports.values() for seen in (one.reached or {}).values() for told in seen.values()} == {""}
 
 
 def test_host_that_has_no_python_or_whose_probe_dies_is_told(tmp_path: Path) -> None:
