@@ -40,7 +40,7 @@ class Ended:
 
 def host_lost(error: HostLost) -> Failure:
     """Return what it means that a host cannot be reached."""
-    return Failure(Cause("host", error.message, True, host=error.host), restart=error.retryable)
+    return Failure(Cause("host", error.message, error.retryable, host=error.host), restart=error.retryable)
 
 
 def or_full_disk(cause: Cause, folder: Path) -> Cause:

@@ -5,24 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from io import BufferedReader
+from typing import TYPE_CHECKING
 
 from mxdist.errors import LaunchError
 from mxdist.launch.hosts import HostPlan
 from mxdist.runtime.channel import MAX_LINE_BYTES, Channel
-from mxdist.ssh import Ssh, SshAccess, SshProcess
+from mxdist.ssh.access import SshAccess
+
+if TYPE_CHECKING:
+    from mxdist.ssh import Ssh, SshProcess
 
 _CLOSE_S = 2.0
-_ONE_ROUND_S = 1.0
 
 
 class SshOpener:
     """Starts programs over ssh, one connection a host.
 
-    :param hosts: those that are all needed: the connections to them are made ahead, all at once, and an error names
-        every one of them that cannot be reached, not only the one asked for.
+    :param hosts: those that will be asked for first: the connections to them are made ahead, all at once, and whoever
+        asks for one that could not be reached is told of all that could not.
     """
 
     def __init__(self, access: SshAccess, hosts: Sequence[HostPlan] = ()) -> None:
@@ -30,20 +32,17 @@ class SshOpener:
         self._hosts = tuple(hosts)
         self._ssh: Ssh | None = None
         self._failed: LaunchError | None = None
-        self._told_at: float | None = None
+        self._untold: set[str] = set()
         self._ready = threading.Event()
         threading.Thread(target=self._prepare, name="ssh connections", daemon=True).start()
 
     def open(self, host: HostPlan, argv: Sequence[str]) -> Channel:
         """See ``Opener``."""
         self._ready.wait()
-        self._raise_what_failed()
+        if self._failed is not None and (self._ssh is None or host.name in self._untold):
+            self._untold.discard(host.name)  # who asks once more has it tried once more
+            raise self._failed
         assert self._ssh is not None  # noqa: S101  # else something failed
-        try:
-            self._ssh.connect(self._hosts)
-        except LaunchError as error:
-            self._failed, self._told_at = error, time.monotonic()
-            raise
         return SshChannel(self._ssh.open(host, argv))
 
     def close(self) -> None:
@@ -55,21 +54,20 @@ class SshOpener:
     def _prepare(self) -> None:
         """Load asyncssh, which takes a while, and connect."""
         try:
+            from mxdist.ssh.connections import Ssh
+            from mxdist.ssh.trouble import told_together
+
             self._ssh = Ssh(self._access)
-            self._ssh.connect(self._hosts)
+            troubles = self._ssh.reach(self._hosts)
+            if troubles:
+                self._untold = set(troubles)
+                self._failed = told_together(list(troubles.values()), len(self._hosts))
         except LaunchError as error:
             self._failed = error
+        except Exception as error:  # such as an asyncssh that is not installed: whoever asks has to hear it
+            self._failed = LaunchError(f"no ssh connections can be made: {error!r}", retryable=False)
         finally:
             self._ready.set()
-
-    def _raise_what_failed(self) -> None:
-        """Tell everybody who asks at about the same time the same; who asks later has it tried again."""
-        if self._failed is None:
-            return
-        self._told_at = self._told_at or time.monotonic()
-        if self._ssh is None or time.monotonic() - self._told_at < _ONE_ROUND_S:
-            raise self._failed
-        self._failed = self._told_at = None
 
 
 class SshChannel(Channel):

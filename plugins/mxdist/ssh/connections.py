@@ -84,10 +84,14 @@ class Ssh:
         :raises LaunchError: naming every host that cannot be reached, and why.
         """
         wanted = list(hosts)
-        found = self._do(_gather({host.name: self._connected(host) for host in wanted}))
-        troubles = [result for result in found.values() if isinstance(result, Trouble)]
+        troubles = self.reach(wanted)
         if troubles:
-            raise told_together(troubles, len(wanted))
+            raise told_together(list(troubles.values()), len(wanted))
+
+    def reach(self, hosts: Iterable[SshHost]) -> dict[str, Trouble]:
+        """Connect to all hosts at once; return by name what is wrong with those that cannot be reached."""
+        found = self._do(_gather({host.name: self._connected(host) for host in hosts}))
+        return {name: result for name, result in found.items() if isinstance(result, Trouble)}
 
     def run(self, host: SshHost, command: Sequence[str], *, stdin: bytes = b"", timeout_s: float) -> Done:
         """Run a command to its end.

@@ -142,6 +142,7 @@ def test_names_and_ports_are_believed_as_ssh_does(key: asyncssh.SSHKey) -> None:
     assert not known("node*,!node7", "node7", 22)
 
 
-def test_a_plan_does_not_load_asyncssh() -> None:
-    code = "import sys, mxdist.launch.ssh; sys.exit('asyncssh' in sys.modules)"
+@pytest.mark.parametrize("module", ["mxdist.launch.ssh", "mxdist.runtime.ssh_channel"])
+def test_asyncssh_is_loaded_by_who_connects_only(module: str) -> None:
+    code = f"import sys, {module}; sys.exit('asyncssh' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
