@@ -323,6 +323,7 @@ def test_an_opener_names_every_host_and_tries_again_later(server: Sshd) -> None:
     channel.close()
     assert wait_until(lambda: channel.returncode == 4, 60)
     assert channel.complaint() == "sorry"
+    assert list(lines) == []
     opener.close()
 
 
