@@ -294,7 +294,7 @@ def test_a_wrong_host_key_and_a_refusal_further_on_are_told_in_one_cause(site: S
 
 def test_a_full_disk_on_one_node_is_told(site: Site) -> None:
     site.nodes[1].fill_disk()
-    attempt = site.submit(site.script(PATIENT, hosts=2))
+    attempt = site.submit(site.script(PATIENT, hosts=2, limits={"start_timeout_s": 20}))  # how long it is tried
     result = site.result(attempt)
 
     assert result.state is JobState.FAILED
