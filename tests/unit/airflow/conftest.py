@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from unit.airflow.world import Pretender
@@ -64,6 +65,39 @@ def platform(runs_uri: str, monkeypatch: pytest.MonkeyPatch) -> Pretender:
 
     monkeypatch.setattr(ClusterHook, "job_client", job_client)
     return launcher
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    """A script beside nothing else."""
+    path = tmp_path / "script" / "train.py"
+    path.parent.mkdir()
+    path.write_text("print('hello')\n")
+    return str(path)
+
+
+@pytest.fixture
+def make(script: str) -> Callable[..., Any]:
+    """Each call is the operator in a new worker process."""
+
+    from mxdist.operators.train import DistributedTrainOperator
+
+    def operator(**fields: Any) -> DistributedTrainOperator:
+        return DistributedTrainOperator(**{"task_id": "train", "script": script, "mlflow_conn_id": None, **fields})
+
+    return operator
+
+
+@pytest.fixture
+def latest(platform: Pretender, runs_uri: str) -> Callable[[], Attempt]:
+    """The attempt that counts, of the only job there is."""
+
+    def find() -> Attempt:
+        client = JobClient(open_store(runs_uri), platform)
+        (key,) = client.job_keys()
+        return client.attempt(key)
+
+    return find
 
 
 @pytest.fixture

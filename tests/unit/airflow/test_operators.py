@@ -4,62 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
-from mlflow import MlflowClient
+from unit.airflow.deferring import deferred
 from unit.airflow.world import RUN_START, Pretender, context_of, end
 
 from mxdist.launch.client import JobClient
 from mxdist.operators.base import JOB_XCOM, job_name
 from mxdist.operators.train import DistributedTrainOperator, FineTuneOperator
 from mxdist.spec import JobState
-from mxdist.store import Attempt, Cause, Result, State, open_store
-from stack.mlflow import Mlflow
+from mxdist.store import Attempt, Cause, Result, open_store
 
 STAGED = {"manifest_uri": "s3://bucket/data/set/manifests/v.json", "version": "0" * 64, "as_of": "2026-03-02"}
-
-
-@pytest.fixture
-def script(tmp_path: Any) -> str:
-    path = tmp_path / "script" / "train.py"
-    path.parent.mkdir()
-    path.write_text("print('hello')\n")
-    return str(path)
-
-
-@pytest.fixture
-def make(script: str) -> Callable[..., DistributedTrainOperator]:
-    """Each call is the operator in a new worker process."""
-
-    def operator(**fields: Any) -> DistributedTrainOperator:
-        return DistributedTrainOperator(**{"task_id": "train", "script": script, "mlflow_conn_id": None, **fields})
-
-    return operator
-
-
-@pytest.fixture
-def latest(platform: Pretender, runs_uri: str) -> Callable[[], Attempt]:
-    """The attempt that counts, of the only job there is."""
-
-    def find() -> Attempt:
-        client = JobClient(open_store(runs_uri), platform)
-        (key,) = client.job_keys()
-        return client.attempt(key)
-
-    return find
-
-
-def deferred(operator: Any, context: Any) -> dict[str, Any]:
-    """Run the operator until it defers; return its trigger's arguments."""
-    with pytest.raises(TaskDeferred) as caught:
-        operator.execute(context)
-    assert caught.value.method_name == "execute_complete"
-    kwargs: dict[str, Any] = caught.value.trigger.serialize()[1]
-    return kwargs
 
 
 def test_submits_then_waits_without_a_worker(
@@ -195,78 +154,6 @@ def test_failures_say_who_and_where_and_whether_to_retry(
         make().execute_complete(context, {"attempt": 1, "status": "done", "state": state.value})
     assert type(caught.value) is kind
     assert all(word in str(caught.value) for word in words), str(caught.value)
-
-
-@pytest.fixture
-def recording(
-    make: Callable[..., Any], mlflow_server: Mlflow, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], DistributedTrainOperator]:
-    """As ``make``, with runs in MLflow."""
-    connection = {"conn_type": "mxdist_mlflow", "host": mlflow_server.url}
-    monkeypatch.setenv("AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps(connection))
-    experiment = f"operators-{time.time_ns()}"
-    return lambda: make(mlflow_conn_id="mxdist_mlflow", experiment=experiment)
-
-
-KILLED = Cause("killed", "rank 1 was killed", rank=1, exit_code=-9)
-
-
-@pytest.mark.parametrize(
-    ("state", "cause", "status"),
-    [
-        (JobState.FAILED, KILLED, "FAILED"),
-        (JobState.DEADLINE, Cause("deadline", "the deadline has passed"), "FAILED"),
-        (JobState.CANCELLED, Cause("cancel", "cancelled by cli", retryable=False), "KILLED"),
-    ],
-    ids=lambda value: value.value if isinstance(value, JobState) else "",
-)
-def test_mlflow_is_told_of_an_end_that_it_missed(
-    recording: Callable[[], Any],
-    latest: Callable[[], Attempt],
-    mlflow_server: Mlflow,
-    state: JobState,
-    cause: Cause,
-    status: str,
-) -> None:
-    context = context_of(recording())
-    deferred(recording(), context)
-    url = context["ti"].xcoms["mxdist_mlflow_run_url"]
-    mlflow = MlflowClient(mlflow_server.url)
-    assert mlflow.get_run(url.rpartition("/")[2]).info.status == "RUNNING"
-    end(latest(), state, cause, tracking_complete=False)
-    with pytest.raises(AirflowException, match=cause.message):
-        recording().execute_complete(context, {"attempt": 1, "status": "done", "state": state.value})
-    run = mlflow.get_run(url.rpartition("/")[2])
-    assert (run.info.status, run.data.tags["mxdist.state"]) == (status, state.value)
-    assert run.data.tags["mxdist.cause"] == f"{cause.kind}: {cause.message}"
-
-
-@pytest.mark.parametrize("away", ["down", "forgotten"])
-def test_why_a_job_failed_is_told_even_if_mlflow_cannot_be(
-    recording: Callable[[], Any], latest: Callable[[], Attempt], monkeypatch: pytest.MonkeyPatch, away: str
-) -> None:
-    context = context_of(recording())
-    deferred(recording(), context)
-    end(latest(), JobState.FAILED, KILLED, tracking_complete=False)
-    if away == "down":
-        connection = {"conn_type": "mxdist_mlflow", "host": "http://127.0.0.1:9"}
-        monkeypatch.setenv("AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps(connection))
-    else:
-        monkeypatch.delenv("AIRFLOW_CONN_MXDIST_MLFLOW")
-    with pytest.raises(AirflowException, match="rank 1 was killed") as caught:
-        recording().execute_complete(context, {"attempt": 1, "status": "done", "state": "FAILED"})
-    assert type(caught.value) is AirflowException, "a retry may help"
-
-
-def test_nothing_is_sent_twice_of_a_failure_that_mlflow_knows(
-    recording: Callable[[], Any], latest: Callable[[], Attempt], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    context = context_of(recording())
-    deferred(recording(), context)
-    end(latest(), JobState.FAILED, KILLED, tracking_complete=True)
-    monkeypatch.setattr("mxdist.tracking.replay.replay", lambda *_, **__: pytest.fail("it was asked to"))
-    with pytest.raises(AirflowException, match="rank 1 was killed"):
-        recording().execute_complete(context, {"attempt": 1, "status": "done", "state": "FAILED"})
 
 
 def test_wrong_fields_are_all_named_before_anything_starts(
@@ -421,29 +308,6 @@ def test_unwatchable_job_fails_and_may_be_retried(make: Callable[..., Any], plat
     with pytest.raises(AirflowException, match="the server refused") as caught:
         make().execute_complete(context, {"attempt": 1, "status": "failed", "message": "the server refused"})
     assert type(caught.value) is AirflowException
-
-
-def test_link_appears_when_the_trigger_has_seen_the_run(
-    make: Callable[..., Any], platform: Pretender, latest: Callable[[], Attempt]
-) -> None:
-    context = context_of(make())
-    deferred(make(), context)
-    latest().write_state(State(state=JobState.RUNNING, mlflow_run_url="http://mlflow/#/run"))
-    with pytest.raises(TaskDeferred) as caught:
-        make().execute_complete(context, {"attempt": 1, "status": "tracked", "chunk": 0, "line": 0})
-    assert context["ti"].xcoms["mxdist_mlflow_run_url"] == "http://mlflow/#/run"
-    assert caught.value.trigger.serialize()[1]["await_run"] is False
-
-
-def test_mlflow_out_of_reach_does_not_stop_a_submission(
-    make: Callable[..., Any], platform: Pretender, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    connection = {"conn_type": "mxdist_mlflow", "host": "http://127.0.0.1:9"}
-    monkeypatch.setenv("AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps(connection))
-    operator = make(mlflow_conn_id="mxdist_mlflow")
-    waits = deferred(operator, context_of(operator))
-    assert waits["await_run"] is True
-    assert platform.started == [(1, 1)]
 
 
 @pytest.mark.parametrize(
