@@ -255,7 +255,10 @@ def _error_of(host: HostPlan, found: Done | LaunchError) -> LaunchError | None:
 
 def _not_ended(attempt: Attempt, failed: Mapping[str, LaunchError], link_timeout_s: float) -> LaunchError:
     named = f"attempt {attempt.number} of {attempt.claim.job_key}"
-    told = "\n  ".join(f"{name}: {error.message.removeprefix('cannot reach ')}" for name, error in failed.items())
+    whys = {
+        name: error.message.removeprefix("cannot reach ").removeprefix(f"{name}: ") for name, error in failed.items()
+    }
+    told = "\n  ".join(f"{name}: {why}" for name, why in whys.items())
     hints = dict.fromkeys(error.hint for error in failed.values() if error.hint)
     guard = (
         f"Ranks on a host that is cut off from its supervisor are ended there by their guard within "
