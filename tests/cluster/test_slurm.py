@@ -170,16 +170,28 @@ def law(site: Site, tmp_path: Path) -> Law:
     return make_law(folder, site.runs, storage=Storage(endpoint_url=site.seaweed.endpoint_url), credentials=credentials)
 
 
-@pytest.mark.parametrize("hosts", [2, 4])
-def test_a_world_over_nodes_has_the_weights_of_one_process(site: Site, law: Law, hosts: int) -> None:
-    attempt = site.submit(site.job(law.fields, hosts=hosts))
+def test_a_world_over_two_nodes_has_the_weights_of_one_process(site: Site, law: Law) -> None:
+    attempt = site.submit(site.job(law.fields, hosts=2))
     result = site.result(attempt)
 
     assert result.state is JobState.SUCCEEDED, (result.cause, site.told(attempt))
     assert law.off(attempt, result) < BOUND
-    assert len({rank["host"] for rank in attempt.read_state().ranks}) == hosts
+    assert len({rank["host"] for rank in attempt.read_state().ranks}) == 2
     site.idle()
     assert wait_until(lambda: site.launcher.life(attempt) is Life.DEAD, 60)
+
+
+def test_a_world_over_three_nodes_has_the_weights_of_one_process(site: Site, law: Law) -> None:
+    fields = {**law.fields, "batch_size": 9}  # each node's share must be whole
+    attempt = site.submit(site.job(fields, hosts=3))
+    assert site.result(attempt).state is JobState.SUCCEEDED, site.told(attempt)
+    alone = site.submit(site.job(fields, hosts=1), "alone")
+    assert site.result(alone).state is JobState.SUCCEEDED, site.told(alone)
+
+    assert len({rank["host"] for rank in attempt.read_state().ranks}) == 3
+    found, expected = weights(attempt, site.folder / "found"), weights(alone, site.folder / "alone")
+    assert max(float(np.abs(found[name] - expected[name]).max()) for name in expected) < BOUND
+    site.idle()
 
 
 def test_parameter_servers_over_nodes_have_the_weights_of_one_process(site: Site, law: Law) -> None:
