@@ -62,8 +62,8 @@ class Postgres(Service):
         password.touch(mode=0o600)
         password.write_text(self.password)
         give(USER, self.home, password)
-        make = [self._programs / "initdb", "-D", self.home / "data", "-U", USER, "--auth=scram-sha-256", "--no-sync"]
-        self._run([*make, "--encoding=UTF8", "--locale=C.UTF-8", f"--pwfile={password}"])
+        make = [str(self._programs / "initdb"), "-D", str(self.home / "data"), "-U", USER, "--no-sync"]
+        self._run([*make, "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8", f"--pwfile={password}"])
         password.unlink()
 
     def ready(self) -> bool:
