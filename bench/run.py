@@ -256,9 +256,12 @@ ROWS = ["loop", "loop_pinned", "overhead", "pipeline", "kvstore", "scaling", "pe
 def main() -> int:
     """Measure one row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("row", choices=[*ROWS, *MEMORY])
+    parser.add_argument("row", choices=[*ROWS, *MEMORY, "ssh_start"])
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
+    if options.row == "ssh_start":
+        script = [str(CONTROL / "python"), str(HERE / "ssh_start.py"), "--pairs", str(options.pairs)]
+        return subprocess.run(script, check=False).returncode
     if options.row in MEMORY:
         return 0 if measure_memory(options.row) else 1
     if options.row == "peer":
