@@ -165,9 +165,19 @@ class Run:
         return self.in_state("success", "failed")
 
     def mark(self, state: str) -> None:
-        """Mark the task, as a person does in the UI."""
+        """Mark the task, as a person does in the UI: again, if SQLite was locked."""
         path = f"{run_path(self.dag_id, self.run_id)}/taskInstances/{self.task_id}"
-        self.site.stack.airflow.api.patch(path, {"new_state": state})
+
+        def marked() -> bool:
+            try:
+                self.site.stack.airflow.api.patch(path, {"new_state": state})
+            except ApiError as error:
+                if error.status != 500:
+                    raise
+                return False
+            return True
+
+        wait_for(marked, f"{self.run_id} to be marked")
 
     def clear(self) -> None:
         """Clear the task, as a person does in the UI."""
