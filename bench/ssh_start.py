@@ -29,6 +29,7 @@ from mxdist.spec import TrainingJob, parse_job  # noqa: E402
 from mxdist.ssh import SshAccess  # noqa: E402
 from mxdist.store import Attempt, Credentials, Store, open_store  # noqa: E402
 from stack.seaweed import Seaweed  # noqa: E402
+from support.guarding import guarded  # noqa: E402
 from support.nodes import PYTHON, Nodes, running_nodes  # noqa: E402
 from support.places import control_bin  # noqa: E402
 
@@ -138,15 +139,17 @@ class Site:
 def site(nodes: Nodes, scratch: Path) -> Iterator[Site]:
     """Yield a place for jobs, with an S3 server that the nodes reach."""
     keys = {"access_key": "mxdist-bench", "secret_key": "mxdist-bench-secret"}
-    server = Seaweed(scratch / "seaweed", weed=str(control_bin() / "weed"), host=nodes.gateway, **keys)
-    server.start()
-    try:
-        credentials = Credentials(server.access_key, server.secret_key)
-        uri = f"s3://{server.make_bucket()}/runs"
-        runs = open_store(uri, endpoint_url=server.endpoint_url, credentials=credentials)
-        yield Site(nodes, runs, server, scratch)
-    finally:
-        server.stop()
+    (scratch / "seaweed").mkdir()
+    with guarded(scratch / "seaweed") as folder:  # which ends the server also when this process is killed
+        server = Seaweed(folder, weed=str(control_bin() / "weed"), host=nodes.gateway, **keys)
+        server.start()
+        try:
+            credentials = Credentials(server.access_key, server.secret_key)
+            uri = f"s3://{server.make_bucket()}/runs"
+            runs = open_store(uri, endpoint_url=server.endpoint_url, credentials=credentials)
+            yield Site(nodes, runs, server, scratch)
+        finally:
+            server.stop()
 
 
 def wait_for_result(attempt: Attempt) -> str:
