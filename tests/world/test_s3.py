@@ -29,7 +29,7 @@ def s3_jobs(jobs: Jobs, seaweed: Seaweed, bucket: str) -> Iterator[Jobs]:
     """Jobs of one test in a fresh bucket."""
     credentials = Credentials(seaweed.access_key, seaweed.secret_key)
     runs = open_store(f"s3://{bucket}/runs", endpoint_url=seaweed.endpoint_url, credentials=credentials)
-    yield Jobs(jobs.folder, JobClient(runs, jobs.launcher), jobs.attempts)
+    yield Jobs(jobs.folder, JobClient(runs, jobs.launcher), attempts=jobs.attempts)
     if not seaweed.alive():
         seaweed.start()
 
