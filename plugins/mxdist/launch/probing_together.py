@@ -56,6 +56,7 @@ def _send(channel: Channel, data: bytes) -> None:
     try:
         channel.send(data)
     except OSError as error:
+        channel.close()
         words = channel.complaint().strip().rpartition("\n")[2]
         raise LaunchError(f"the hosts cannot be asked: {words or error}") from error
 

@@ -98,7 +98,8 @@ class PipeChannel(Channel):
         )
         self._said = b""
         self._sending = threading.Lock()
-        threading.Thread(target=self._listen, name="complaints", daemon=True).start()
+        self._listener = threading.Thread(target=self._listen, name="complaints", daemon=True)
+        self._listener.start()
 
     def send(self, data: bytes) -> None:
         """See ``Channel``."""
@@ -147,7 +148,9 @@ class PipeChannel(Channel):
         return self._process.poll()
 
     def complaint(self) -> str:
-        """See ``Channel``."""
+        """See ``Channel``. The last words of a process that has ended are waited for."""
+        if self._process.poll() is not None:
+            self._listener.join(_CLOSE_S)
         return self._said.decode(errors="replace").strip()
 
     @property

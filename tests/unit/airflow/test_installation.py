@@ -133,7 +133,7 @@ def test_installed_distribution(tmp_path: Path, python: Path, installed: Path) -
     loaded = place.loaded()
     assert once(loaded), loaded
     assert loaded["provider"] is True
-    assert loaded["hooks"] == loaded["behaviours"] == ["mxdist", "mxdist_mlflow"]
+    assert loaded["hooks"] == loaded["behaviours"] == ["mxdist", "mxdist_mlflow", "mxdist_slurm", "mxdist_ssh"]
     assert "extra__mxdist__runs_uri" in loaded["fields"]
     assert "extra__mxdist_mlflow__ui_url" in loaded["fields"]
     listed = json.loads(place.command("providers", "list", "-o", "json"))
