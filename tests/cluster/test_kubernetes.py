@@ -180,6 +180,7 @@ def test_a_cancel_leaves_nothing_in_any_pod(site: Site) -> None:
     assert site.cluster.jobs(site.namespace) == []
 
 
+@pytest.mark.long
 def test_a_job_that_somebody_deletes_is_preempted_and_leaves_nothing(site: Site) -> None:
     attempt = site.submit(site.script())
     site.training(attempt)
@@ -220,6 +221,7 @@ def test_a_worker_that_shows_another_key_is_given_nothing(site: Site) -> None:
     assert wait_until(lambda: site.left(attempt) == [], 60), site.left(attempt)
 
 
+@pytest.mark.long
 def test_a_killed_supervisor_is_followed_by_another_mpijob(site: Site) -> None:
     attempt = site.submit(site.script(limits={"max_restarts": 2}))
     site.training(attempt)
@@ -237,6 +239,7 @@ def test_a_killed_supervisor_is_followed_by_another_mpijob(site: Site) -> None:
     assert site.left(attempt) == []
 
 
+@pytest.mark.long
 def test_a_suspended_job_starts_all_pods_at_once_and_waits_for_its_workers(site: Site) -> None:
     attempt = site.submit(site.script(queue="gpus"))
     (job,) = site.cluster.jobs(site.namespace)

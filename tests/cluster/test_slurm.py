@@ -186,6 +186,7 @@ def test_a_world_over_two_nodes_has_the_weights_of_one_process(site: Site, law: 
     assert wait_until(lambda: site.launcher.life(attempt) is Life.DEAD, 60)
 
 
+@pytest.mark.long
 def test_a_world_over_three_nodes_has_the_weights_of_one_process(site: Site, law: Law) -> None:
     fields = {**law.fields, "batch_size": 9}  # each node's share must be whole
     attempt = site.submit(site.job(fields, hosts=3))
@@ -238,6 +239,7 @@ def test_cancel_ends_everything_and_leaves_the_queue_empty(site: Site) -> None:
     assert site.left() == []
 
 
+@pytest.mark.long
 def test_a_job_in_the_queue_is_alive_and_can_be_cancelled(site: Site) -> None:
     first = site.submit(site.script(PATIENT, hosts=3))
     second = site.submit(site.script(PATIENT, hosts=3), "waiting")
@@ -251,6 +253,7 @@ def test_a_job_in_the_queue_is_alive_and_can_be_cancelled(site: Site) -> None:
     site.client.cancel(first, by="user", reason="test")
 
 
+@pytest.mark.long
 def test_a_second_job_of_the_same_name_finds_the_place_taken(site: Site) -> None:
     """Whoever submits without having seen the first: both names are equal, and Slurm takes both."""
     job = site.script(PATIENT, hosts=1)
@@ -281,6 +284,7 @@ def test_a_killed_node_leads_to_a_resume_and_one_end(site: Site, law: Law) -> No
     site.idle()
 
 
+@pytest.mark.long
 def test_a_killed_first_node_leads_to_a_resume_elsewhere(site: Site, law: Law) -> None:
     attempt = site.submit(site.job(long(law), hosts=2))
     site.steps(attempt, 20)
@@ -309,6 +313,7 @@ def test_a_requeued_job_goes_on_as_the_next_supervisor(site: Site, law: Law) -> 
     site.idle()
 
 
+@pytest.mark.long
 def test_a_preempted_job_saves_and_comes_back(site: Site, law: Law) -> None:
     attempt = site.submit(site.job(long(law), hosts=2))
     site.steps(attempt, 20)
@@ -324,6 +329,7 @@ def test_a_preempted_job_saves_and_comes_back(site: Site, law: Law) -> None:
     site.idle()
 
 
+@pytest.mark.long
 def test_scancel_gives_the_ranks_time_to_save(site: Site, law: Law) -> None:
     """As at the end of the time limit: TERM first, KillWait later KILL; the next try goes on from what was saved."""
     job = site.job(long(law), hosts=2)
@@ -343,6 +349,7 @@ def test_scancel_gives_the_ranks_time_to_save(site: Site, law: Law) -> None:
     site.idle()
 
 
+@pytest.mark.long
 def test_a_lost_supervisor_is_followed_by_the_next_job(site: Site, law: Law) -> None:
     """Not requeued, so it is for who watches to start the next one."""
     attempt = site.submit(site.job(long(law), hosts=2, requeue=False))
@@ -366,6 +373,7 @@ def test_what_slurm_refuses_is_told_with_the_field(site: Site) -> None:
         site.submit(site.script(PATIENT, hosts=1, constraint="fast&new"), "other")
 
 
+@pytest.mark.long
 def test_a_job_that_ends_before_its_supervisor_is_told(site: Site) -> None:
     job = site.script(PATIENT, hosts=1)
     launcher = SlurmLauncher(python="/opt/none/bin/python", workdir=WORKDIR)
@@ -374,6 +382,7 @@ def test_a_job_that_ends_before_its_supervisor_is_told(site: Site) -> None:
     assert JobRun(site.runs, "job").attempt(1).result() is None
 
 
+@pytest.mark.long
 def test_jobs_go_through_a_head_node_over_ssh(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control side has no Slurm then: all commands run there, and what is secret goes through their input."""
     monkeypatch.setenv("SLURM_CONF", "/nowhere")

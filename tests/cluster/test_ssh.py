@@ -169,6 +169,7 @@ def test_a_second_submission_finds_the_first(site: Site) -> None:
     assert site.client().launcher.life(attempt) is Life.DEAD
 
 
+@pytest.mark.long
 def test_a_start_that_is_repeated_starts_one_supervisor(site: Site) -> None:
     job = site.script(PATIENT, hosts=2)
     launcher, bundle = site.client().launcher, collect(job)
@@ -191,6 +192,7 @@ def test_cancel_ends_everything_on_every_host(site: Site) -> None:
     assert site.left() == []
 
 
+@pytest.mark.long
 def test_cancel_needs_no_supervisor(site: Site) -> None:
     """Stopped, it neither acts nor ends; every host is entered, and all that carries the token is killed."""
     attempt = site.submit(site.script(PATIENT, hosts=3, limits={"link_timeout_s": 200}))
@@ -252,6 +254,7 @@ def test_a_cut_link_ends_the_ranks_on_both_sides(site: Site) -> None:
     site.client().launcher.kill(attempt, grace_s=0)
 
 
+@pytest.mark.long
 def test_training_goes_on_from_its_checkpoint_when_a_node_comes_back(site: Site, law: Law) -> None:
     fields = {**law.fields, "epochs": 60, "checkpoints": {"every_steps": 5}}
     limits = {"max_restarts": 1, "link_timeout_s": LINK_TIMEOUT_S, "grace_s": 2, "start_timeout_s": 200}
@@ -275,6 +278,7 @@ def test_a_wrong_host_key_of_the_first_host_refuses_the_submission(site: Site) -
     assert site.left() == []
 
 
+@pytest.mark.long
 def test_a_wrong_host_key_and_a_refusal_further_on_are_told_in_one_cause(site: Site) -> None:
     changed = {site.nodes[1].address: site.nodes[2].host_key}
     known = tuple(f"{node.address} {changed.get(node.address, node.host_key)}" for node in site.nodes)
@@ -304,6 +308,7 @@ def test_a_full_disk_on_one_node_is_told(site: Site) -> None:
     assert wait_until(lambda: site.left() == [], 30), site.left()
 
 
+@pytest.mark.long
 def test_a_supervisor_that_dies_with_its_node_is_followed_by_the_next(site: Site) -> None:
     attempt = site.submit(site.script(PATIENT, hosts=2, limits={"max_restarts": 1}))
     site.training(attempt)

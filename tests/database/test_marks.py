@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from faults.test_marks import runs, test_cleared, test_deadline, test_deleted, test_marked
 
 __all__ = ["runs", "test_cleared", "test_deadline", "test_deleted", "test_marked"]
+
+pytestmark = pytest.mark.long
