@@ -161,7 +161,7 @@ class Crew:
                 self.place.token, grace_s=grace_s, exclude=(os.getpid(),), exact=True, spare=self._spare
             )
         finally:
-            sweep(self.folder)
+            sweep(self.place.token, range(1, self._number + 1))
             while self._ports:
                 self._ports.pop().close()
 

@@ -14,8 +14,7 @@ import json
 import os
 import shutil
 import signal
-import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -31,29 +30,36 @@ _SEGMENTS_NAME = "OMPI_MCA_btl_vader_backing_directory"
 _GIVEN = ("OMPI_", "PMIX_")
 _MEMORY = Path("/dev/shm")  # noqa: S108  # the folder below is ours alone
 _LOOK_S = 0.2
+_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 def main() -> NoReturn:
     """Write the place down, tell when the rank has come, and stay."""
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # sent to all of a job when it is asked to stop: ranks still need this
-    signal.signal(signal.SIGUSR1, _leave)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     die_with_parent(signal.SIGUSR1)
-    world = Path(os.environ["MXDIST_WORLD_DIR"])
-    folder = shared_folder(str(world))
+    folder = shared_folder(os.environ)
     folder.mkdir(mode=0o700, exist_ok=True)
+    world = Path(os.environ["MXDIST_WORLD_DIR"])
     given = {name: value for name, value in os.environ.items() if name.startswith(_GIVEN)}
     rank = int(given["OMPI_COMM_WORLD_RANK"])
     place = {"rank": rank, "environment": {**given, _SEGMENTS_NAME: str(folder)}, "joined": False}
     _write(world, rank, place)
     came = _session(given, rank)
-    while not (world / END_FILE).exists():
+    while not _told_to_go() and not (world / END_FILE).exists():
         if not place["joined"] and came.exists():
             place["joined"] = True
             _write(world, rank, place)
-        time.sleep(_LOOK_S)
-    _leave()
+    shutil.rmtree(folder, ignore_errors=True)  # what the ranks shared goes with the first holder that leaves
+    os._exit(0)  # end well, so that mpirun does
+
+
+def _told_to_go() -> bool:
+    """Wait a moment; return whether mpirun or its daemon said so, or is gone.
+
+    When a job is asked to stop, all its processes get a TERM; that one is not meant: the ranks still need their places.
+    """
+    told = signal.sigtimedwait(_SIGNALS, _LOOK_S)
+    return told is not None and (told.si_signo == signal.SIGUSR1 or told.si_pid == os.getppid())
 
 
 def place_file(world: Path, rank: int) -> Path:
@@ -61,18 +67,22 @@ def place_file(world: Path, rank: int) -> Path:
     return world / f"rank-{rank}.place.json"
 
 
-def shared_folder(world: str) -> Path:
-    """Return the folder in the memory of this host where Open MPI keeps the session and what ranks share.
+def shared_folder(environment: Mapping[str, str]) -> Path:
+    """Return the folder in the memory of a host where Open MPI keeps the session and what ranks share.
 
-    :param world: the world's folder.
+    It is called the same on all hosts of a world, and does not give the token away.
     """
-    digest = hashlib.sha256(os.fsencode(world)).hexdigest()
+    token = environment.get("MXDIST_TOKEN", "").partition(".")[0]  # agents add the number of their host
+    of_world = f"{token}/{environment.get('MXDIST_INCARNATION')}" if token else environment["MXDIST_WORLD_DIR"]
+    digest = hashlib.sha256(os.fsencode(of_world)).hexdigest()
     return (_MEMORY if _MEMORY.is_dir() else Path("/tmp")) / f"mxdist-{digest[:16]}"  # noqa: S108
 
 
-def sweep(world: Path) -> None:
-    """Remove what the processes of a world shared in the memory of this host; all of them have ended."""
-    shutil.rmtree(shared_folder(str(world)), ignore_errors=True)
+def sweep(token: str, worlds: Iterable[int]) -> None:
+    """Remove what the processes of worlds shared in the memory of this host; all of them have ended."""
+    for world in worlds:
+        folder = shared_folder({"MXDIST_TOKEN": token, "MXDIST_INCARNATION": str(world)})
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _session(given: Mapping[str, str], rank: int) -> Path:
@@ -86,12 +96,6 @@ def _write(world: Path, rank: int, place: Mapping[str, object]) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps(place), encoding="utf-8")
     partial.replace(path)
-
-
-def _leave(*signalled: object) -> NoReturn:
-    """End well, so that mpirun does; what the ranks shared goes with the first that leaves."""
-    shutil.rmtree(shared_folder(os.environ["MXDIST_WORLD_DIR"]), ignore_errors=True)
-    os._exit(0)
 
 
 if __name__ == "__main__":

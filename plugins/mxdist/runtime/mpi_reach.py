@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mxdist.environment import SECRET_NAMES
 from mxdist.runtime.place import read_json, replace_file
 
 
@@ -26,11 +25,16 @@ def main() -> None:
     replace_file(path, json.dumps({"host": host, "command": " ".join(words)}).encode())
 
 
-def wanted(world: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the address of each host where mpirun wants a daemon, and the daemon's command, without secrets."""
+def wanted(world: Path, python: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the address of each host where mpirun wants a daemon, and the daemon's command.
+
+    :param python: of the hosts.
+    """
     for path in sorted(world.glob("mpi-daemon-*.json")):
         told: dict[str, Any] = read_json(path)
-        yield str(told["host"]), ("/bin/sh", "-c", f"unset {' '.join(SECRET_NAMES)}; {told['command']}")
+        command = str(told["command"]).strip()
+        become = f"exec {command}" if command.startswith("orted ") else command
+        yield str(told["host"]), (python, "-m", "mxdist.runtime.mpi_start", "/bin/sh", "-c", become)
 
 
 if __name__ == "__main__":

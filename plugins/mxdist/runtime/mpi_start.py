@@ -1,6 +1,6 @@
-"""Become ``mpirun``: ``python -m mxdist.runtime.mpi_start mpirun ...``, tied to the supervisor.
+"""Become ``mpirun``, or its daemon on another host: ``python -m mxdist.runtime.mpi_start mpirun ...``.
 
-When the supervisor dies, the kernel sends mpirun a TERM, on which it ends what it started, on every host. Its session
+When the supervisor dies, or the agent, the kernel sends it a TERM, on which it ends what it started. Its session
 folders lie in the memory of the host, in a folder of the world's own, so that a mpirun that was killed leaves nothing
 that cannot be found.
 """
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if found is None:
         print(NOT_THERE.format(name=command[0]), file=sys.stderr, flush=True)
         sys.exit(exit_codes.USER_ERROR)
-    folder = shared_folder(os.environ["MXDIST_WORLD_DIR"])
+    folder = shared_folder(os.environ)
     folder.mkdir(mode=0o700, exist_ok=True)
     for name in SECRET_NAMES:  # ranks get them from the supervisor
         os.environ.pop(name, None)

@@ -211,7 +211,7 @@ class World:
     def _start_daemons(self) -> None:
         """Start those of mpirun's daemons that it has asked for since the last call."""
         place = {spot.address: f"orted {number}" for number, spot in enumerate(self.meeting.spots)}
-        for address, command in mpi_reach.wanted(self.folder):
+        for address, command in mpi_reach.wanted(self.folder, self.plan.python):
             daemon = next(helper for helper in self.helpers if helper.name == place[address])
             if not daemon.pid:
                 daemon.pid = daemon.link.start([Order(daemon.name, command, {})])[daemon.name].pid
