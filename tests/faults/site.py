@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,6 +18,7 @@ from faults.records import Record, Records
 from mxdist import processes
 from mxdist.launch.client import job_key_for_airflow
 from mxdist.store import Attempt, JobRun, Result
+from stack.airflow import Airflow
 from stack.airflow_api import ApiError, run_path
 from support.airflow_stack import Stack
 
@@ -61,6 +64,29 @@ def kill(*pids: int) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: all(processes.read(pid) is None for pid in pids), f"the end of {pids}")
+
+
+@contextmanager
+def kept_running(airflow: Airflow) -> Iterator[None]:
+    """Start again what has died, as a service manager does.
+
+    Airflow's scheduler dies when a run is deleted that it is just looking at (``ObjectDeletedError``).
+    """
+    over = threading.Event()
+
+    def keep() -> None:
+        while not over.wait(2.0):
+            for service in airflow.services:
+                if not service.alive():
+                    service.start()
+
+    keeper = threading.Thread(target=keep, name="keeper")
+    keeper.start()
+    try:
+        yield
+    finally:
+        over.set()
+        keeper.join()
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from faults.site import DOOMED_DAG_ID, RANKS, Run, Site, Trained, end_of, wait_for
+from faults.site import DOOMED_DAG_ID, RANKS, Run, Site, Trained, end_of, kept_running, wait_for
 
 from mxdist.store import Attempt, Result
 
@@ -22,8 +22,13 @@ ACTS: dict[str, Callable[[Run], None]] = {
 
 
 @pytest.fixture(scope="module")
-def runs(site: Site) -> dict[str, Run]:
+def runs(site: Site) -> Iterator[dict[str, Run]]:
     """One run for each act, done while every rank was in its training and the task deferred."""
+    with kept_running(site.stack.airflow):
+        yield _disturbed(site)
+
+
+def _disturbed(site: Site) -> dict[str, Run]:
     special: dict[str, dict[str, Any]] = {"deadline": {"deadline_s": DEADLINE_S}, "deleted": {"dag_id": DOOMED_DAG_ID}}
     runs = {name: site.train(f"marked-{name}", hold=HELD, **special.get(name, {})) for name in ACTS}
     for name, run in runs.items():

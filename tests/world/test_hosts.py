@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from world.conftest import Jobs, log_of, wait_until
 from world.hosts import CLUSTER, FIRST, SECOND, across, agent, disk, on_hosts
 
+import mxdist
 from mxdist import processes
 from mxdist.spec import JobState
 
@@ -114,7 +116,8 @@ def test_node_side_elsewhere_runs_from_the_bundle(jobs: Jobs) -> None:
 def test_agent_needs_nothing_that_is_slow_to_import() -> None:
     slow = ("mxnet", "horovod", "numpy", "pydantic", "boto3", "mlflow", "asyncssh")
     code = f"import sys, mxdist.runtime.agent; print(sorted(set({slow!r}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(Path(mxdist.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
 
     assert done.stdout == "[]\n"
 
