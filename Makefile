@@ -40,7 +40,7 @@ test-layouts: environments ## The whole matrix: each layout against one process,
 test-mpi: environment-mpi ## Ranks over MPI: the law, and what goes wrong
 	$(NODE_MPI)/python -m pytest tests/mpi -n 2 --dist loadfile $(PYTEST_OPTIONS)
 
-test-cluster: environments ## Three nodes with networks, disks and sshd of their own: ssh, Slurm (needs root, and what .ci/run installs)
+test-cluster: environments environment-mpi ## Three nodes with networks, disks and sshd of their own: ssh, Slurm (needs root, and what .ci/run installs)
 	@"$(PYTHON)" scripts/kube_apiserver.py
 	$(CONTROL)/python -m pytest tests/cluster $(PYTEST_OPTIONS)
 
