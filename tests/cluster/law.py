@@ -20,6 +20,9 @@ from support.places import REPOSITORY, node_python
 BOUND = 1e-9
 """In float64, for every weight and every loss, after 20 steps."""
 
+FLOAT32_BOUND = 1e-4
+"""In float32, which parameter servers compute in."""
+
 _REFERENCE = REPOSITORY / "tests/parallel/reference.py"
 _ROWS = 73  # the last batch has one row: one of two ranks then has none
 _ARGUMENTS = {"learning_rate": 0.1, "momentum": 0.9, "wd": 1e-3}

@@ -96,12 +96,15 @@ class Operator:
     containers: dict[str, Container] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     _stopped: threading.Event = field(default_factory=threading.Event)
+    _looking: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
         """Work until ``stop``."""
         while not self._stopped.wait(_PERIOD_S):
             try:
-                self.look()
+                with self._looking:
+                    if not self._stopped.is_set():
+                        self.look()
             except Exception:
                 self.errors.append(traceback.format_exc())
                 if len(self.errors) > 20:
@@ -110,9 +113,10 @@ class Operator:
     def stop(self) -> None:
         """End the thread, and every container."""
         self._stopped.set()
-        for container in self.containers.values():
-            container.signal(signal.SIGKILL)
-            container.process.wait(30)
+        with self._looking:  # a look that is under way may start one more container
+            for container in self.containers.values():
+                container.signal(signal.SIGKILL)
+                container.process.wait(30)
 
     def look(self) -> None:
         """Bring everything one step further."""
