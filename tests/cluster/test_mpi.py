@@ -19,6 +19,12 @@ from support.guarding import guarded
 from support.nodes import running_nodes
 from support.places import REPOSITORY, control_bin
 
+SUM = """
+    import horovod.mxnet as hvd, mxnet as mx
+    hvd.init()
+    print(f"sum {hvd.allreduce(mx.nd.array([hvd.rank() + 1.0]), op=hvd.Sum, name='sum').asscalar():g}", flush=True)
+    hvd.shutdown()
+"""
 MPI_PYTHON = Path(os.environ.get("MXDIST_NODE_MPI_PYTHON") or REPOSITORY / ".mxdist/node-mpi/bin/python")
 
 
@@ -63,6 +69,21 @@ def test_a_world_over_mpi_has_the_weights_of_one_process(mpi_site: Site, tmp_pat
     assert result.state is JobState.SUCCEEDED, (result.cause, log_of(attempt))
     assert law.off(attempt, result) < BOUND
     assert wait_until(lambda: nothing_left(mpi_site), 30), mpi_site.left()
+
+
+def test_a_bridge_of_containers_on_every_node_is_not_talked_over(mpi_site: Site) -> None:
+    """They all have the same address, as Docker's have; no other node is behind any of them."""
+    for node in mpi_site.nodes:
+        for words in ("link add docker0 type bridge", "addr add 172.17.0.1/16 dev docker0", "link set docker0 up"):
+            node.exec(["ip", *words.split()])
+    try:
+        attempt = mpi_site.submit(over_mpi(mpi_site.script(SUM, hosts=2)), "bridge")
+        result = mpi_site.result(attempt)
+        assert result.state is JobState.SUCCEEDED, (result.cause, log_of(attempt))
+        assert {"[0] sum 3", "[1] sum 3"} <= set(log_of(attempt))
+    finally:
+        for node in mpi_site.nodes:
+            node.exec(["ip", "link", "del", "docker0"])
 
 
 def test_cancel_ends_everything_on_every_node(mpi_site: Site) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from world.conftest import Jobs, jobs_in
 
+from mxdist.runtime.mpi_place import shared_folder
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     import mxnet  # noqa: F401
@@ -24,12 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
 def jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Jobs]:
     """Jobs of one test, whose ranks meet over MPI; at its end nothing of them is left in the memory of this host."""
     monkeypatch.delenv("MXDIST_WORKDIR", raising=False)
-    before = shared()
     with jobs_in(tmp_path, controller="mpi", python=sys.executable) as found:
         yield found
-    assert shared() <= before
+    assert not [path for attempt in found.attempts for path in shared_by(attempt.claim.token) if path.exists()]
 
 
-def shared() -> set[Path]:
-    """Return what worlds over MPI share in the memory of this host."""
-    return set(Path("/dev/shm").glob("mxdist-*"))  # noqa: S108
+def shared_by(token: str) -> list[Path]:
+    """Return where the worlds of an attempt would share something in the memory of this host."""
+    return [shared_folder({"MXDIST_TOKEN": token, "MXDIST_INCARNATION": str(world)}) for world in range(1, 10)]

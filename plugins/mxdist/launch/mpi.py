@@ -29,17 +29,26 @@ def environment(gloo: Mapping[str, str]) -> dict[str, str]:
     return {**kept, "HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi", "OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
-def command(slots: Sequence[tuple[str, int]], python: str, networks: Sequence[str] = ()) -> tuple[str, ...]:
+def location(device: str) -> dict[str, str]:
+    """Return where a rank is in the network.
+
+    A device's name means one thing on its host. Networks would not do for ranks: Open MPI 4.1 takes one of a single
+    address (``10.1.0.2/32``) for all there are, a bridge of containers too, and then waits for ever.
+    """
+    return {"OMPI_MCA_btl_tcp_if_include": device}
+
+
+def command(slots: Sequence[tuple[str, int]], python: str, networks: Sequence[str] | None = None) -> tuple[str, ...]:
     """Return the command that gives all ranks their places.
 
     :param slots: the address of each host, with its number of ranks.
-    :param networks: over which hosts talk (``10.1.0.0/24``); empty: there is one host, the one that mpirun runs on,
-        and all goes over shared memory and the loopback interface.
+    :param networks: over which mpirun talks with its daemons (``10.1.0.0/24``); empty: any; None: there is one host,
+        the one that mpirun runs on, and all goes over shared memory and the loopback interface.
     """
     offered, size = ",".join(f"{address}:{count}" for address, count in slots), sum(count for _, count in slots)
     return (
         python, "-m", "mxdist.runtime.mpi_start", NAME, "-quiet", "--host", offered, "-np", str(size),
-        "--bind-to", "none", "--wdir", "/", *(_between(",".join(networks)) if networks else _HERE),
+        "--bind-to", "none", "--wdir", "/", *(_HERE if networks is None else _between(",".join(networks))),
         python, "-m", "mxdist.runtime.mpi_place",
     )  # fmt: skip
 
@@ -48,5 +57,5 @@ def _between(networks: str) -> tuple[str, ...]:
     """Return what Open MPI must know of hosts: how its daemons come there (see ``mpi_reach``), and where to talk."""
     return (
         "--leave-session-attached", "--mca", "plm", "rsh", "--mca", "plm_rsh_no_tree_spawn", "1",
-        "--mca", "oob_tcp_if_include", networks, "--mca", "btl_tcp_if_include", networks,
+        *(("--mca", "oob_tcp_if_include", networks) if networks else ()),
     )  # fmt: skip

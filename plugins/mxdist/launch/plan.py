@@ -226,7 +226,7 @@ def _starter(job: TrainingJob | EvaluationJob, hosts: Sequence[HostPlan], python
     if job.parallelism.controller is not Controller.MPI or job.parallelism.world_size == 1:
         return ()
     slots = [(host.name, host.slots) for host in hosts]
-    return mpi.command(slots, python, () if is_local(job) else ("<network>",))
+    return mpi.command(slots, python, None if is_local(job) else ("<network>",))
 
 
 def _effective(job: TrainingJob | EvaluationJob) -> dict[str, Any]:

@@ -37,8 +37,8 @@ def daemons(plan: Plan, away: Sequence[int]) -> list[RolePlan]:
 
 def networks(links: Sequence[HostLink], addresses: Collection[str]) -> list[str]:
     """Return the networks in which hosts meet at these addresses. Devices may have other names on other hosts."""
-    found = {one.address: str(one.network) for link in links for one in link.addresses() if one.address in addresses}
-    return sorted({found.get(address, f"{address}/32") for address in addresses})
+    found = {one.network for link in links for one in link.addresses() if one.address in addresses}
+    return sorted(str(one) for one in found if one.num_addresses > 1)
 
 
 def in_place(orders: Sequence[Order], places: Places) -> list[Order]:

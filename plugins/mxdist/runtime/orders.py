@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mxdist.launch import mpi
 from mxdist.launch.plan import Plan, RankPlan, user_file
 from mxdist.launch.ranks import gloo_location, is_local
 from mxdist.launch.roles import PORT_NAME, RolePlan, location
@@ -61,6 +62,8 @@ def _located(job: TrainingJob | EvaluationJob, spot: Spot, meeting: Meeting, *, 
     found = {"NCCL_SOCKET_IFNAME": f"={spot.device}"}
     if is_rank and job.parallelism.controller is Controller.GLOO:
         found |= gloo_location(spot.address, spot.device, meeting.address)
+    if is_rank and job.parallelism.controller is Controller.MPI:
+        found |= mpi.location(spot.device)
     if meeting.scheduler_port:
         found |= location(spot.address, meeting.spots[0].address)
     return found
