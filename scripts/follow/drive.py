@@ -41,7 +41,7 @@ def demo(repository: Path, home: Path, steps: Steps, conf: Mapping[str, Any]) ->
             stack = LocalStack(repository, home)
             start(stack, steps)
         return retrain(stack, steps, conf)
-    except (DemoFailed, ServiceError, StepFailed, MxdistError, ApiError) as error:
+    except (DemoFailed, ServiceError, StepFailed, MxdistError, ApiError, OSError) as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -131,7 +131,7 @@ def _lost(stack: LocalStack, error: ApiError) -> str:
     if not dead:
         return str(error)
     names = ", ".join(service.name for service in dead)
-    return f"these services ended while the run went on: {names}; the end of {dead[0].log}:\n{tail(dead[0].log)}"
+    return f"these services ended while the run went on: {names}; {dead[0].last_words()}"
 
 
 def _report(stack: LocalStack, follower: Follower, last: Snapshot, steps: Steps, run_page: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,10 @@ PORTS = (
     "filer.port", "filer.port.grpc", "admin.port", "admin.port.grpc",
 )  # fmt: skip
 _SOCKETS = ("master-grpc", "volume-grpc", "filer-grpc", "filer", "s3-grpc", "s3", "admin-grpc")
+
+# How a Go program dies: a panic, or a fatal line of its log. The stack that follows would hide it.
+_DIED = re.compile(r"^(?:panic:|fatal error:|F\d{4} [\d:.]+ +\S+:\d+) (.+)", re.MULTILINE)
+_ERROR = re.compile(r"^E\d{4} [\d:.]+ +\S+:\d+ (.+)", re.MULTILINE)
 
 
 class Seaweed(Service):
@@ -95,6 +100,11 @@ class Seaweed(Service):
                 return False
             raise
         return True
+
+    def reason(self, log: str) -> str | None:
+        """Return what it died of, or else its last error."""
+        found = _DIED.findall(log)[:1] or _ERROR.findall(log)[-1:]
+        return found[0].strip() if found else None
 
     def client(self) -> Any:
         """Return a boto3 client with the server's keys."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -12,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from stack.processes import PidFile, Process, ServiceError, end, family, spawn, tail
+
+_LOOKED_AT_BYTES = 1 << 20  # of a log, for the reason of an end
 
 
 class Service(ABC):
@@ -34,6 +37,7 @@ class Service(ABC):
         self.pid_file = PidFile(folder / f"{self.name}.pid")
         self._mark = folder / f"{self.name}.settings"
         self._child: subprocess.Popen[bytes] | None = None
+        self._log_begin = 0  # of what the last start wrote
 
     @abstractmethod
     def command(self) -> Sequence[str]:
@@ -66,17 +70,24 @@ class Service(ABC):
         return self.alive() and self._mark.exists() and self._mark.read_text() == self.settings()
 
     def spawn(self) -> None:
-        """Start the process, unless it runs already with these settings."""
+        """Start the process, unless it runs already with these settings.
+
+        :raises ServiceError: its files cannot be written, as on a full disk.
+        """
         if self.current():
             return
         if self.alive():
             self.stop()
         self.kill()  # what a dead one left in its session
-        self.prepare()
-        self._mark.write_text(self.settings())
-        self._child = spawn(
-            self.command(), environment=self.environment, log=self.log, folder=self.folder, pid_file=self.pid_file
-        )
+        try:
+            self.prepare()
+            self._mark.write_text(self.settings())
+            self._log_begin = self.log.stat().st_size if self.log.exists() else 0
+            self._child = spawn(
+                self.command(), environment=self.environment, log=self.log, folder=self.folder, pid_file=self.pid_file
+            )
+        except OSError as error:
+            raise ServiceError(f"{self.name} cannot be started: {error}") from error
 
     def wait_ready(self) -> None:
         """Wait until it is ready.
@@ -135,8 +146,22 @@ class Service(ABC):
         if self._child is not None:
             self._child.poll()
 
+    def reason(self, log: str) -> str | None:
+        """Return the line of its log that says why it ended, if that can be told."""
+        return None
+
+    def last_words(self) -> str:
+        """Return why it ended, in one line, or else the end of its log; and where the whole log is."""
+        try:
+            with self.log.open("rb") as stream:
+                stream.seek(max(self._log_begin, stream.seek(0, os.SEEK_END) - _LOOKED_AT_BYTES))
+                reason = self.reason(stream.read().decode(errors="replace"))
+        except OSError:
+            reason = None
+        return f"{reason} (log: {self.log})" if reason else f"the end of {self.log}:\n{tail(self.log)}"
+
     def _failed(self, what: str) -> ServiceError:
-        return ServiceError(f"{self.name} {what}; the end of {self.log}:\n{tail(self.log)}")
+        return ServiceError(f"{self.name} {what}; {self.last_words()}")
 
 
 def start_all(services: Sequence[Service]) -> None:

@@ -20,7 +20,7 @@ from stack.ports import free_ports, is_free
 from stack.processes import PidFile, Process, ServiceError, boot_id, end, family, of_jobs, process, spawn, wait_until
 from stack.seaweed import Seaweed
 from stack.service import Service
-from support.places import REPOSITORY
+from support.places import REPOSITORY, control_bin
 
 
 def test_an_object_survives_a_crash_of_s3(seaweed: Seaweed, bucket: str) -> None:
@@ -122,6 +122,71 @@ def test_a_service_that_cannot_start_says_why(tmp_path: Path) -> None:
     server = Mlflow(tmp_path, program=str(tmp_path / "no-such-program"))
     with pytest.raises(ServiceError, match="no-such-program"):
         server.start()
+
+
+def seaweed_at(folder: Path, weed: str) -> Seaweed:
+    return Seaweed(folder, access_key="mxdist-test", secret_key="mxdist-test-secret", weed=weed)
+
+
+def test_a_port_that_was_taken_is_named_in_one_line(tmp_path: Path) -> None:
+    """Somebody else may take a port between its choice and the start."""
+    server = seaweed_at(tmp_path, str(control_bin() / "weed"))
+    port = server.ports["volume.port"]
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", port))
+        other.listen()
+        try:
+            with pytest.raises(ServiceError) as caught:
+                server.start()
+        finally:
+            server.kill()
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("seaweed ended with exit code ")
+    assert str(port) in line
+    assert "not available" in line
+
+
+STACK = "\n\ngoroutine 135 [running]:\n" + "".join(
+    f"github.com/seaweedfs/raft.f{depth}(0x18)\n\tgithub.com/raft@v1.2.1/server.go:{depth} +0x354\n"
+    for depth in range(30)
+)
+WARNED = "W1202 15:04:12.327439 mini.go:736 mini: failed to persist dev secret\n  Master       starting\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (f"{WARNED}panic: write /d/m1/conf.tmp: no space left on device{STACK}", "conf.tmp: no space left on device"),
+        (
+            f'{WARNED}F1202 15:04:12.476471 mini.go:1328 Check Meta Folder (-dir="/d") Writable: Not valid!{STACK}',
+            'Check Meta Folder (-dir="/d") Writable: Not valid!',
+        ),
+        (f"{WARNED}fatal error: runtime: out of memory{STACK}", "runtime: out of memory"),
+        ("E1202 15:03:28.300492 mini.go:1244 Port allocation failed: port 1\n", "Port allocation failed: port 1"),
+    ],
+    ids=["disk full", "folder", "memory", "an error without a stack"],
+)
+def test_what_s3_died_of_is_not_hidden_by_its_stack(tmp_path: Path, log: str, said: str) -> None:
+    (tmp_path / "seaweed.log").write_text("panic: of an earlier start\n")
+    (tmp_path / "said").write_text(log)
+    weed = tmp_path / "weed"
+    weed.write_text(f"#!/bin/sh\ncat {tmp_path}/said\nexit 2\n")
+    weed.chmod(0o755)
+    server = seaweed_at(tmp_path, str(weed))
+    with pytest.raises(ServiceError) as caught:
+        server.start()
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("seaweed ended with exit code 2 while starting; ")
+    assert line.endswith(f"{said} (log: {server.log})")
+
+
+def test_a_folder_that_cannot_be_written_is_named_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "seaweed").write_text("a file where a folder must be")
+    with pytest.raises(ServiceError) as caught:
+        seaweed_at(tmp_path, "weed").start()
+    (line,) = str(caught.value).splitlines()
+    assert line.startswith("seaweed cannot be started: ")
+    assert str(tmp_path / "seaweed") in line
 
 
 class Squatted(Service):
