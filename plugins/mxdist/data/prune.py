@@ -4,6 +4,9 @@ A staging relies on blobs that are stored already, so a prune must not take them
 first and looks for the other afterwards; whatever the order, one of them sees the other. A prune that sees a staging
 gives up, a staging that sees a prune waits. Both announcements outlive a kill: a staging's for a day at most, a
 prune's until the next staging or prune has finished its work.
+
+A job names its dataset in its claim, before anything of it runs. What the jobs of a run store name stays for as long
+as they run, or wait to go on; a job that is submitted while a prune takes its version is told so before its first step.
 """
 
 from __future__ import annotations
@@ -19,8 +22,10 @@ from typing import Any, TypedDict
 
 from mxdist.data.manifest import DatasetStore, open_dataset
 from mxdist.errors import DataError, MxdistError, NotFound, StoreError
+from mxdist.spec import JobState
 from mxdist.spec.cluster import Storage
-from mxdist.store import Credentials
+from mxdist.store import Attempt, Credentials, JobRun, Store, open_store
+from mxdist.store.run import job_keys
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +49,7 @@ def prune(
     name: str,
     *,
     keep: int,
+    runs_uri: str | None,
     protect: Collection[str] = (),
     dry_run: bool = True,
     max_share: float = 0.5,
@@ -53,29 +59,40 @@ def prune(
     """Delete old versions of a dataset, and the blobs that only these name.
 
     :param keep: how many versions stay, the newest by ``as_of``; the one staged last always stays.
+    :param runs_uri: the run store of the jobs that train on the dataset, reached as the dataset is; versions that
+        those name which are not over stay as well. None: there are no jobs.
     :param protect: versions that stay as well, such as those of models in use.
     :param dry_run: only say what would be deleted.
     :param max_share: refuse to delete more than this share of the versions.
     :raises DataError: a staging is under way, a manifest cannot be trusted, or ``max_share`` was passed.
+    :raises StoreError: a store could not be reached, or what it says of a job cannot be read; nothing was deleted.
     """
-    return prune_dataset(
-        open_dataset(uri, name, storage, credentials), keep=keep, protect=protect, dry_run=dry_run, max_share=max_share
-    )
+    where, runs = storage or Storage(), None
+    if runs_uri is not None:
+        runs = open_store(runs_uri, endpoint_url=where.endpoint_url, region=where.region, credentials=credentials)
+    dataset = open_dataset(uri, name, storage, credentials)
+    return prune_dataset(dataset, keep=keep, runs=runs, protect=protect, dry_run=dry_run, max_share=max_share)
 
 
 def prune_dataset(
-    dataset: DatasetStore, *, keep: int, protect: Collection[str] = (), dry_run: bool = True, max_share: float = 0.5
+    dataset: DatasetStore,
+    *,
+    keep: int,
+    runs: Store | None,
+    protect: Collection[str] = (),
+    dry_run: bool = True,
+    max_share: float = 0.5,
 ) -> Pruned:
     """Prune an opened dataset; see ``prune``."""
     if keep < 1:
         raise DataError(f"keep must be at least 1, not {keep}: a prune never takes the newest version.")
     if dry_run:
-        return _plan(dataset, keep, protect, max_share).answer(dry_run=True)
+        return _plan(dataset, keep, {*protect, *_in_use(runs)}, max_share).answer(dry_run=True)
     key = f"pruning/{uuid.uuid4().hex}.json"
     dataset.store.write_json(key, {"at": time.time(), "versions": [], "blobs": []})
     try:
         _refuse_while_staging(dataset)
-        plan = _plan(dataset, keep, protect, max_share)
+        plan = _plan(dataset, keep, {*protect, *_in_use(runs)}, max_share)
         dataset.store.write_json(key, {"at": time.time(), "versions": plan.versions, "blobs": list(plan.blobs)})
     except MxdistError:  # nothing was deleted yet
         with suppress(StoreError):
@@ -86,6 +103,23 @@ def prune_dataset(
         if _was_killed(document):
             _finish(dataset, other)
     return plan.answer(dry_run=False)
+
+
+def _in_use(runs: Store | None) -> Iterator[str]:
+    """Yield the dataset versions that jobs name which run, or wait to go on."""
+    if runs is None:
+        return
+    for job_key in job_keys(runs):
+        attempt = JobRun(runs, job_key).latest()
+        if attempt is not None and _is_under_way(attempt):
+            version = (attempt.claim.job.get("dataset") or {}).get("version")
+            if version:
+                yield version
+
+
+def _is_under_way(attempt: Attempt) -> bool:
+    result = attempt.result()
+    return result is None or (result.state is JobState.PREEMPTED and attempt.given_up() is None)
 
 
 class _Plan:

@@ -17,9 +17,7 @@ from mxdist.launch.bundle import Bundle, collect_later
 from mxdist.launch.plan import user_file
 from mxdist.spec import EvaluationJob, JobState, TrainingJob
 from mxdist.store import Attempt, Cause, JobRun, Result, Store
-
-INDEX = "_jobs"
-"""Where the run store lists its job keys; no job key starts with an underscore."""
+from mxdist.store.run import INDEX, job_keys
 
 JOB_KEY = re.compile(r"^[a-z0-9][a-z0-9-]{0,79}$")
 _ROUNDS = 10  # of deciding anew because somebody else was faster
@@ -177,7 +175,7 @@ class JobClient:
 
     def job_keys(self) -> list[str]:
         """Return the keys of all jobs that were submitted to this store."""
-        return [entry.key.rpartition("/")[2] for entry in self.runs.list(f"{INDEX}/")]
+        return job_keys(self.runs)
 
     def state(self, attempt: Attempt) -> JobState:
         """Return where the attempt stands."""

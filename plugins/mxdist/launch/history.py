@@ -10,9 +10,9 @@ from typing import Any
 
 from mxdist.errors import MxdistError
 from mxdist.launch.bundle import Bundle
-from mxdist.launch.client import INDEX
 from mxdist.spec import EvaluationJob, JobState, TrainingJob
 from mxdist.store import Attempt, JobRun, Result, Store
+from mxdist.store.run import INDEX
 
 _MOST_KEYS = 500
 _AT_ONCE = 16

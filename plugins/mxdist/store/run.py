@@ -2,6 +2,7 @@
 
 ::
 
+    <runs>/_jobs/<job key>              that there is such a job
     <runs>/<job key>/
         attempts/0000000001.json        Claim: token, job, when, where to resume; created once, never changed
         0000000001/
@@ -32,6 +33,9 @@ from mxdist.errors import Fenced, NotFound
 from mxdist.spec import EvaluationJob, JobState, TrainingJob, parse_job
 from mxdist.store.base import Store
 from mxdist.store.sequence import WIDTH, Chunks, numbered
+
+INDEX = "_jobs"
+"""Where the run store lists its job keys; no job key starts with an underscore."""
 
 
 class _Document:
@@ -312,3 +316,8 @@ class JobRun:
         )
         self.store.create_json(numbered("attempts", number), claim.dump())
         return self.attempt(number)
+
+
+def job_keys(runs: Store) -> list[str]:
+    """Return the keys of all jobs that were submitted to a run store."""
+    return [entry.key.rpartition("/")[2] for entry in runs.list(f"{INDEX}/")]

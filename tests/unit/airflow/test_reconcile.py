@@ -14,11 +14,11 @@ from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 from mlflow import MlflowClient
 from unit.airflow.world import Pretender, context_of, end
 
-from mxdist.launch.client import INDEX
 from mxdist.operators.life import source_of
 from mxdist.operators.reconcile import ReconcileJobsOperator
 from mxdist.spec import JobState, TrainingJob
 from mxdist.store import Attempt, Cause, JobRun, open_store
+from mxdist.store.run import INDEX
 from mxdist.tracking.client import Client
 from mxdist.tracking.delivery import Progress
 from mxdist.tracking.gate import Rule, Scores

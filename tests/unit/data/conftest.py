@@ -22,7 +22,7 @@ from mxdist.data.manifest import DatasetStore, open_dataset
 from mxdist.data.prune import Pruned, prune
 from mxdist.data.stage import Staged, stage
 from mxdist.spec.cluster import Storage
-from mxdist.store import Credentials, Store
+from mxdist.store import Credentials, Store, open_store
 
 PLUGINS = Path(__file__).parents[3] / "plugins"
 DAY = "2026-12-01T00:00:00+00:00"
@@ -41,6 +41,14 @@ class Place:
     def storage(self) -> Storage:
         return Storage(endpoint_url=self.endpoint_url, region=None)
 
+    @property
+    def runs_uri(self) -> str:
+        return f"{self.uri}/runs"
+
+    def runs(self) -> Store:
+        """Return the run store of the jobs that train on what is here."""
+        return open_store(self.runs_uri, endpoint_url=self.endpoint_url, credentials=self.credentials)
+
     def stage(self, source: Any, name: str = "data", **more: Any) -> Staged:
         options: dict[str, Any] = {"as_of": DAY, "storage": self.storage, "credentials": self.credentials, **more}
         return stage(source, self.uri, name, **options)
@@ -50,7 +58,7 @@ class Place:
         return fetch(staged["manifest_uri"], staged["version"], cache, **options)
 
     def prune(self, name: str = "data", **more: Any) -> Pruned:
-        options: dict[str, Any] = {"dry_run": False, "max_share": 1.0, **more}
+        options: dict[str, Any] = {"dry_run": False, "max_share": 1.0, "runs_uri": self.runs_uri, **more}
         return prune(self.uri, name, **options, storage=self.storage, credentials=self.credentials)
 
     def dataset(self, name: str = "data") -> DatasetStore:

@@ -14,7 +14,10 @@ from unit.data.conftest import Place, content
 
 import mxdist.data.prune as pruning
 from mxdist.errors import DataError, StoreError
+from mxdist.spec import JobState, parse_job
+from mxdist.store import Attempt, JobRun, Result
 from mxdist.store.base import Entry
+from mxdist.store.run import INDEX
 
 Fill = Callable[..., Path]
 
@@ -46,7 +49,9 @@ def test_a_dry_run_says_and_deletes_nothing(place: Place, three: list[str]) -> N
 
 def test_the_dry_run_is_the_default(place: Place, three: list[str]) -> None:
     before = place.keys()
-    answer = pruning.prune(place.uri, "data", keep=2, storage=place.storage, credentials=place.credentials)
+    answer = pruning.prune(
+        place.uri, "data", keep=2, runs_uri=None, storage=place.storage, credentials=place.credentials
+    )
     assert answer["dry_run"]
     assert place.keys() == before
 
@@ -80,6 +85,54 @@ def test_what_no_manifest_names_stays(place: Place, three: list[str]) -> None:
 def test_protected_versions_stay(place: Place, three: list[str]) -> None:
     assert place.prune(keep=1, protect=[three[0]])["versions"] == [three[1]]
     assert set(place.dataset().versions()) == {three[0], three[2]}
+
+
+def claimed(place: Place, key: str, version: str, *, after: int = 0, kind: str = "training") -> Attempt:
+    """Submit a job on a version, as far as the run store knows."""
+    dataset = {"manifest_uri": place.dataset().manifest_uri(version), "version": version}
+    what = {"model": {"name": "mlp"}} if kind == "training" else {"models": {"challenger": "s3://b/m"}}
+    place.runs().create_json(f"{INDEX}/{key}", {"job_key": key})
+    job = parse_job({"kind": kind, "name": "train", "dataset": dataset, **what})
+    return JobRun(place.runs(), key).claim(job, after=after)
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize("kind", ["training", "evaluation"])
+def test_versions_of_running_jobs_stay(place: Place, three: list[str], kind: str, dry_run: bool) -> None:
+    claimed(place, "running", three[0], kind=kind)
+    place.runs().create_json(f"{INDEX}/indexed-only", {"job_key": "indexed-only"})
+    assert place.prune(keep=1, dry_run=dry_run)["versions"] == [three[1]]
+    assert blob(b"own 1") in place.keys()
+    assert three[0] in place.dataset().versions()
+
+
+@pytest.mark.parametrize(
+    ("end", "stays"),
+    [(JobState.SUCCEEDED, False), (JobState.FAILED, False), (JobState.PREEMPTED, True)],
+    ids=["done", "failed", "waits to go on"],
+)
+def test_versions_of_jobs_that_are_over_go(place: Place, three: list[str], end: JobState, stays: bool) -> None:
+    attempt = claimed(place, "over", three[0])
+    attempt.finish(Result(end, 1.0))
+    assert (three[0] not in place.prune(keep=1, dry_run=True)["versions"]) is stays
+    if stays:
+        attempt.give_up("user", "not needed")
+        assert three[0] in place.prune(keep=1, dry_run=True)["versions"]
+
+
+def test_the_attempt_that_counts_says_what_a_job_needs(place: Place, three: list[str]) -> None:
+    claimed(place, "cleared", three[0]).finish(Result(JobState.CANCELLED, 1.0))
+    claimed(place, "cleared", three[1], after=1)
+    assert place.prune(keep=1)["versions"] == [three[0]]
+
+
+def test_a_claim_that_cannot_be_read_stops_it(place: Place, three: list[str]) -> None:
+    claimed(place, "broken", three[0])
+    place.runs().write("broken/attempts/0000000001.json", b"{")
+    before = place.keys()
+    with pytest.raises(StoreError, match="is not JSON"):
+        place.prune(keep=1)
+    assert place.keys() == before
 
 
 def test_age_is_decided_by_the_data_not_by_the_staging(place: Place, three: list[str], fill: Fill) -> None:
@@ -122,7 +175,7 @@ def test_a_manifest_that_is_not_ours_stops_it(place: Place, three: list[str]) ->
     assert place.keys() == before
 
 
-@pytest.mark.parametrize("prefix", ["manifests/", "history/", "staging/"])
+@pytest.mark.parametrize("prefix", ["manifests/", "history/", "staging/", "_jobs/"])
 def test_a_listing_that_breaks_off_stops_it(
     place: Place, three: list[str], monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
