@@ -71,7 +71,7 @@ def make_law(root: Path, store: Store, **storage: Any) -> Law:
     (root / "case.json").write_text(json.dumps(case))
     subprocess.run([node_python(), "-I", _REFERENCE, root / "case.json"], check=True, timeout=300)
     with np.load(case["trained"]) as trained:
-        weights = {name: trained[name] for name in trained.files}
+        weights = {name: trained[name] for name in trained.files if name != "norms"}
     split = root / "source/train"
     split.mkdir(parents=True)
     np.save(split / "x.npy", x)

@@ -68,13 +68,17 @@ def gradients_kept() -> None:
 
 def clip_before_reduce() -> None:
     """Clip each rank's own gradient instead of the mean of all."""
-    reduce_, clip = layout.Layout.reduce, update.clip
+    clip = update.clip
 
-    def reduce_clipped(self: layout.Layout) -> None:
-        clip(self.updater.gradients, self.updater._spec.clip_norm)
-        reduce_(self)
+    def clipped(reduce_: Callable[[Any], None]) -> Callable[[Any], None]:
+        def reduce(self: layout.Layout) -> None:
+            clip(self.updater.gradients, self.updater._spec.clip_norm)
+            reduce_(self)
 
-    layout.Layout.reduce = reduce_clipped
+        return reduce
+
+    layout.Layout.reduce = clipped(layout.Layout.reduce)
+    servers.Served.reduce = clipped(servers.Served.reduce)
     update.clip = lambda gradients, largest, meet=None: None
 
 
@@ -189,6 +193,11 @@ def stale_activation() -> None:
     links.Pairwise.receive = earlier
 
 
+def micro_batch_repeated() -> None:
+    """Let every micro-batch have the first one's rows."""
+    runner.divide = lambda rows, parts: [slice(0, max(rows // parts, 1))] * min(rows, parts)
+
+
 def norm_of_one_stage() -> None:
     """Clip each stage by the norm of its own gradient."""
     pipeline.RankStages._squares_of_all = lambda self, squares: squares
@@ -260,6 +269,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         stage_not_updated,
         nan_in_the_last_stage,
         stale_activation,
+        micro_batch_repeated,
         norm_of_one_stage,
         stage_not_summed,
         share_of_the_first_replica,

@@ -193,18 +193,17 @@ def learning_rate(case: dict, step: int, total: int) -> float:
     return base
 
 
-def clip(gradients: list, largest: float | None) -> None:
-    """Scale gradients down to a global norm."""
-    if largest is None:
-        return
+def clip(gradients: list, largest: float | None) -> float:
+    """Scale gradients down to a global norm; return what it was."""
     norm = math.sqrt(sum(float((gradient.asnumpy() ** 2).sum()) for gradient in gradients))
-    if norm > largest:
+    if largest is not None and norm > largest:
         for gradient in gradients:
             gradient[:] = gradient * (largest / norm)
+    return norm
 
 
-def train(case: dict, x: np.ndarray, y: np.ndarray, weights: dict[str, np.ndarray]) -> tuple[dict, list[float]]:
-    """Train and return the weights and the loss of each step."""
+def train(case: dict, x: np.ndarray, y: np.ndarray, weights: dict[str, np.ndarray]) -> tuple[dict, list, list]:
+    """Train and return the weights, and the loss and the gradient's norm of each step."""
     net = build(case, int(y.max()) + 1)
     net.cast("float64")
     net.initialize()
@@ -214,7 +213,7 @@ def train(case: dict, x: np.ndarray, y: np.ndarray, weights: dict[str, np.ndarra
         parameter.set_data(mx.nd.array(weights[name], dtype="float64"))
     trainer = gluon.Trainer(net.collect_params(), case["optimizer"], case["arguments"], kvstore=None)
     loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
-    batch, losses, step = case["batch_size"], [], 0
+    batch, losses, norms, step = case["batch_size"], [], [], 0
     total = case["epochs"] * math.ceil(len(x) / batch)
     for epoch in range(case["epochs"]):
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([case["seed"], epoch])))
@@ -226,14 +225,12 @@ def train(case: dict, x: np.ndarray, y: np.ndarray, weights: dict[str, np.ndarra
             with autograd.record():
                 loss = loss_function(net(data), label).mean()
             loss.backward()
-            clip(
-                [parameter.grad() for parameter in parameters.values() if parameter.grad_req != "null"],
-                case["clip_norm"],
-            )
+            gradients = [parameter.grad() for parameter in parameters.values() if parameter.grad_req != "null"]
+            norms.append(clip(gradients, case["clip_norm"]))
             trainer.set_learning_rate(learning_rate(case, step, total))
             trainer.step(1)
             losses.append(float(loss.asscalar()))
-    return {name: parameter.data().asnumpy() for name, parameter in parameters.items()}, losses
+    return {name: parameter.data().asnumpy() for name, parameter in parameters.items()}, losses, norms
 
 
 def main() -> None:
@@ -244,8 +241,8 @@ def main() -> None:
         x, y = data["x"], data["y"]
     weights = initial_weights(case, x, int(y.max()) + 1)
     np.savez(case["initial"], **weights)
-    trained, losses = train(case, x, y, weights)
-    np.savez(case["trained"], losses=np.array(losses), **trained)
+    trained, losses, norms = train(case, x, y, weights)
+    np.savez(case["trained"], losses=np.array(losses), norms=np.array(norms), **trained)
 
 
 if __name__ == "__main__":

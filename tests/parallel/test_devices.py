@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from parallel.test_law import BOUND, Law, make_law
 from parallel.worlds import images, jobs
 
 from mxdist.errors import SpecError, TrainingFailed
-from mxdist.runtime import loop
+from mxdist.runtime import loop, update
 from mxdist.runtime.batches import Batch
 from mxdist.runtime.checkpoint import Checkpoints
 from mxdist.runtime.parallel import Alone, devices, layout
@@ -120,8 +121,6 @@ def _mark(self: Any, number: int) -> float:
 
 def clip_before_sum(law: Law, patch: pytest.MonkeyPatch) -> None:
     """Clip each device's gradient instead of their sum."""
-    from mxdist.runtime import update
-
     part, clip = devices.Devices._part, update.clip
 
     def clipped(self: Any, replica: Any, *rest: Any) -> Any:
@@ -139,7 +138,17 @@ def wrong_weight(law: Law, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(layout.Layout, "weight", lambda self, total, device: weight(self, 8, device))
 
 
-@pytest.mark.parametrize("mutation", [no_sum, stale, clip_before_sum, wrong_weight])
+def repeated(law: Law, patch: pytest.MonkeyPatch) -> None:
+    """Give the second device the rows of the first."""
+    patch.setattr(devices, "divide", same_rows_twice)
+
+
+def same_rows_twice(rows: int, parts: int) -> list[slice]:
+    right = layout.divide(rows, parts)
+    return [right[0], slice(0, right[1].stop - right[1].start), *right[2:]]
+
+
+@pytest.mark.parametrize("mutation", [no_sum, stale, clip_before_sum, wrong_weight, repeated])
 def test_each_seeded_fault_breaks_the_law(law: Law, mutation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation(law, monkeypatch)
     assert law.here(parallelism=TWO) > 1000 * BOUND
@@ -206,6 +215,58 @@ def test_gradients_that_are_not_zeroed_break_the_law(law: Law, monkeypatch: pyte
 
     monkeypatch.setattr(layout.Whole, "backward", forget)
     assert law.here(parallelism={"accumulate": 2}) > 1000 * BOUND
+
+
+def no_sum_of_parts(patch: pytest.MonkeyPatch) -> None:
+    """Keep the gradient of the last part only."""
+    part = layout.Whole._part
+
+    def alone(self: Any, batch: Batch, rows: slice) -> Any:
+        for gradient in self.updater.gradients:
+            gradient[:] = 0
+        return part(self, batch, rows)
+
+    patch.setattr(layout.Whole, "_part", alone)
+
+
+def part_repeated(patch: pytest.MonkeyPatch) -> None:
+    """Compute the first part's rows twice, and the second's never."""
+    part = layout.Whole._part
+
+    def first_again(self: Any, batch: Batch, rows: slice) -> Any:
+        return part(self, batch, slice(0, rows.stop - rows.start))
+
+    patch.setattr(layout.Whole, "_part", first_again)
+
+
+def mean_of_means(patch: pytest.MonkeyPatch) -> None:
+    """Let parts count alike, however few rows they have."""
+    part = layout.Whole._part
+
+    def alike(self: Any, batch: Batch, rows: slice) -> Any:
+        total = (rows.stop - rows.start) * min(self._parts, batch.rows)
+        return part(self, dataclasses.replace(batch, total=total), rows)
+
+    patch.setattr(layout.Whole, "_part", alike)
+
+
+def clip_before_adding(patch: pytest.MonkeyPatch) -> None:
+    """Clip what is there after each part, instead of the sum."""
+    part, clip = layout.Whole._part, update.clip
+
+    def clipped(self: Any, batch: Batch, rows: slice) -> Any:
+        loss = part(self, batch, rows)
+        clip(self.updater.gradients, 0.5)
+        return loss
+
+    patch.setattr(layout.Whole, "_part", clipped)
+
+
+@pytest.mark.parametrize("mutation", [no_sum_of_parts, part_repeated, mean_of_means, clip_before_adding])
+def test_each_seeded_fault_of_parts_breaks_the_law(law: Law, mutation: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight rows in three parts: three, three and two."""
+    mutation(monkeypatch)
+    assert law.here(parallelism={"accumulate": 3}) > 1000 * BOUND
 
 
 @pytest.mark.parametrize("batch_norm", [None, "synchronised"])

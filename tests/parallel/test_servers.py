@@ -20,8 +20,9 @@ import numpy as np
 import pytest
 from mxnet import autograd, gluon
 from parallel import servers_checks
-from parallel.reference import Net
+from parallel.reference import build
 from parallel.test_law import Law, make_law
+from parallel.test_law_models import NORM, RESNET, SIZE, TOGETHER, sequences
 from parallel.worlds import BOUND_S, World, images, jobs, poll, start
 
 from mxdist.launch.roles import plan_roles, worker_environment
@@ -68,10 +69,11 @@ def worst_gradient(law: Law, world: World) -> float:
     """Return how far a step's gradient is from that of one process with these weights, over its norm; the worst."""
     with np.load(law.case["data"]) as data:
         x, y = data["x"], data["y"]
-    net = Net(int(y.max()) + 1)
+    net, scale = build(law.case, int(y.max()) + 1), 1 / 255 if x.dtype == np.uint8 else 1
     net.initialize()
-    net(mx.nd.zeros((1, *x.shape[1:])))
-    parameters = net._collect_params_with_prefix()
+    net(mx.nd.ones((1, *x.shape[1:])))
+    every = net._collect_params_with_prefix()
+    parameters = {name: parameter for name, parameter in every.items() if parameter.grad_req != "null"}
     loss_function, step, worst = gluon.loss.SoftmaxCrossEntropyLoss(), 0, 0.0
     for epoch in range(law.case["epochs"]):
         generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([law.case["seed"], epoch])))
@@ -83,9 +85,8 @@ def worst_gradient(law: Law, world: World) -> float:
                 for name, parameter in parameters.items():
                     parameter.set_data(mx.nd.array(kept[f"weight/{name}"]))
             with autograd.record():
-                loss = loss_function(
-                    net(mx.nd.array(x[rows], dtype="float32") * (1 / 255)), mx.nd.array(y[rows])
-                ).mean()
+                scores = net(mx.nd.array(x[rows], dtype="float32") * scale)
+                loss = loss_function(scores, mx.nd.array(y[rows])).mean()
             loss.backward()
             exact = np.concatenate([parameter.grad().asnumpy().ravel() for parameter in parameters.values()])
             ours = np.concatenate([found[name].ravel() for name in parameters])
@@ -115,12 +116,36 @@ def test_law_holds_for_adam_in_parts(tmp_path: Path) -> None:
 
 def test_batch_norm_takes_the_statistics_of_all_workers(tmp_path: Path) -> None:
     law = make_law(tmp_path / "norm", "sgd", 80, network="lenet_norm")
-    model = {"name": "lenet", "params": {"channels": 4, "hidden": 16, "batch_norm": True}}
-    attempt, _ = trained(law, "nothing", {"model": model}, batch_norm="synchronised")
+    attempt, _ = trained(law, "nothing", {"model": NORM}, **TOGETHER["parallelism"])
     assert law.off(attempt) < 10 * WEIGHT_BOUND  # it divides by deviations, which are small
 
 
-@pytest.mark.parametrize("mutation", ["no_averaging", "wrong_weight_for_last_batch", "data_repeated", "stale_pull"])
+@pytest.mark.parametrize(
+    ("network", "optimizer", "rows", "bound"),
+    [
+        ("mlp", "sgd", 77, GRADIENT_BOUND),
+        ("resnet", "adam", 77, 10 * GRADIENT_BOUND),  # BatchNorm divides by deviations, which are small
+        ("encoder", "adam", 73, GRADIENT_BOUND),
+    ],
+)
+def test_other_networks_hold_the_law(tmp_path: Path, network: str, optimizer: str, rows: int, bound: float) -> None:
+    (tmp_path / "resnet.py").write_text(RESNET)
+    model: dict[str, Any] = {
+        "mlp": {"name": "mlp", "params": {"hidden": 16}},
+        "resnet": {"recipe": str(tmp_path / "resnet.py")},
+        "encoder": {"name": "transformer_encoder", "params": {**SIZE, "pad_id": 0}},
+    }[network]
+    shape = (3, 16, 16) if network == "resnet" else (1, 16, 16)
+    data = sequences(rows) if network == "encoder" else None
+    law = make_law(tmp_path / network, optimizer, rows, network=network, shape=shape, data=data)
+    _, world = trained(law, "gradients_kept", {"model": model}, **TOGETHER["parallelism"])
+    assert worst_gradient(law, world) < bound
+
+
+FAULTS = ["no_averaging", "clip_before_reduce", "wrong_weight_for_last_batch", "data_repeated", "stale_pull"]
+
+
+@pytest.mark.parametrize("mutation", FAULTS)
 def test_each_seeded_fault_breaks_the_law(law: Law, mutation: str) -> None:
     _, world = trained(law, f"{mutation}+unchecked+gradients_kept")
     assert worst_gradient(law, world) > 1000 * GRADIENT_BOUND

@@ -79,7 +79,9 @@ def test_stages_without_anything_to_train(tmp_path: Path, sgd: Law, clip: float 
     assert max(float(np.abs(whole[name] - parts[name]).max()) for name in whole) < BOUND
 
 
-@pytest.mark.parametrize("mutation", ["stale_activation", "norm_of_one_stage"])
+@pytest.mark.parametrize(
+    "mutation", ["stale_activation", "norm_of_one_stage", "wrong_weight_for_last_batch", "micro_batch_repeated"]
+)
 def test_each_seeded_fault_breaks_the_law(sgd: Law, mutation: str) -> None:
     assert sgd.difference(ranks=2, parallelism=TWO, mutation=mutation) > 1000 * BOUND
 

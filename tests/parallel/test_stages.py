@@ -15,7 +15,7 @@ from parallel.test_law_models import NORM, SIZE, sequences
 from parallel.worlds import Jobs, images, jobs
 
 from mxdist.errors import SpecError
-from mxdist.runtime import loop, network
+from mxdist.runtime import loop, network, update
 from mxdist.runtime.checkpoint import Checkpoints
 from mxdist.runtime.parallel import Alone, layout, runner
 from mxdist.runtime.parallel.pipeline import DeviceStages
@@ -159,21 +159,53 @@ def gradient_not_reset(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(DeviceStages, "_clear", lambda self: None)
 
 
+def clip_before_stages_meet(patch: pytest.MonkeyPatch) -> None:
+    """Clip each stage's gradient by its own norm, instead of all by the norm of all."""
+    run, clip = runner.Runner.run, update.clip
+
+    def clipped(self: Any, batch: Any) -> Any:
+        loss = run(self, batch)
+        clip(self._gradients, 1.0)
+        return loss
+
+    patch.setattr(runner.Runner, "run", clipped)
+    patch.setattr(update, "clip", lambda gradients, largest, meet=None: None)
+
+
+def wrong_weight_of_the_last_batch(patch: pytest.MonkeyPatch) -> None:
+    """Divide by the batch size, not by the number of examples that were there."""
+    weight = layout.Layout.weight
+    patch.setattr(layout.Layout, "weight", lambda self, total, device: weight(self, 8, device))
+
+
+def micro_batch_repeated(patch: pytest.MonkeyPatch) -> None:
+    """Let every micro-batch have the first one's rows."""
+    patch.setattr(runner, "divide", lambda rows, parts: [slice(0, rows // parts)] * min(rows, parts))
+
+
+WHOLE = [
+    stale_activation,
+    stage_not_updated,
+    gradient_not_reset,
+    clip_before_stages_meet,
+    wrong_weight_of_the_last_batch,
+]
+MICRO = [wrong_weight_of_the_last_micro_batch, no_average_over_micro_batches, micro_batch_repeated]
+
+
 @pytest.mark.parametrize(
-    "mutate",
-    [
-        stale_activation,
-        wrong_weight_of_the_last_micro_batch,
-        no_average_over_micro_batches,
-        stage_not_updated,
-        gradient_not_reset,
-    ],
+    ("parallelism", "mutate"),
+    [(layout, mutate) for layout in (MODEL, ONE_BY_ONE, GPIPE) for mutate in WHOLE]
+    + [(layout, mutate) for layout in (ONE_BY_ONE, GPIPE) for mutate in MICRO],
 )
 def test_each_seeded_fault_breaks_the_law(
-    sgd: Law, mutate: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+    sgd: Law,
+    parallelism: dict[str, Any],
+    mutate: Callable[[pytest.MonkeyPatch], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mutate(monkeypatch)
-    assert sgd.here(parallelism=ONE_BY_ONE) > 1000 * BOUND
+    assert sgd.here(parallelism=parallelism) > 1000 * BOUND
 
 
 def test_first_weights_are_those_of_one_device_and_live_on_their_stage(small: Jobs) -> None:
