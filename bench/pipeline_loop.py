@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,14 +15,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from mxdist_loop import Stopwatch
+import world
 
 from mxdist.data.stage import stage
-from mxdist.launch.plan import build_plan
-from mxdist.runtime import loop
-from mxdist.runtime.parallel import join
-from mxdist.runtime.rendezvous import Rendezvous
-from mxdist.spec import TrainingJob, parse_job
 
 WARMUP = 5
 WIDTH, LAYERS, BATCH = 1024, 12, 256
@@ -51,45 +45,6 @@ def job_document(folder: Path, stages: int, micro_batches: int, steps: int, rank
     }
 
 
-def rank(folder: Path, steps: int) -> None:
-    """Train on this rank; rank 0 prints."""
-    job = parse_job(json.loads((folder / "job.json").read_text()))
-    assert isinstance(job, TrainingJob)
-    number = int(os.environ.get("HOROVOD_RANK", "0"))
-    attempt_dir = folder / "jobs" / f"pipeline-{number}" / "1"
-    attempt_dir.mkdir(parents=True)
-    worker = Stopwatch(WARMUP, steps, attempt_dir)
-    worker.rank, worker.world_size, worker.job = number, job.parallelism.world_size, job
-    group = join(job.parallelism.world_size)
-    outcome = loop.Trainer(job, worker, group).run()
-    if number == 0:
-        bubble = outcome.result["metrics"].get("pipeline_bubble")
-        print(json.dumps({"steps": steps, "seconds": worker.seconds, "bubble": bubble}), flush=True)
-    group.close()
-    os._exit(0)
-
-
-def world(folder: Path, command: list[str], document: dict[str, Any]) -> None:
-    """Start the ranks as a plan lays them out, each on a core of its own.
-
-    :raises SystemExit: one of them failed.
-    """
-    cores = sorted(os.sched_getaffinity(0))
-    plan = build_plan(
-        parse_job(document), "pipeline", runs_uri="", python=sys.executable, workdir=str(folder), cores=cores
-    )
-    meeting = Rendezvous(len(plan.ranks))
-    own = {"HOROVOD_GLOO_RENDEZVOUS_PORT": str(meeting.port)}
-    running = []
-    for one in plan.ranks:
-        pinned = ["taskset", "-c", ",".join(map(str, one.cores))] if one.cores else []
-        running.append(subprocess.Popen([*pinned, *command], env={**os.environ, **one.environment, **own}))
-    codes = [process.wait() for process in running]
-    meeting.close()
-    if any(codes):
-        sys.exit(f"the ranks ended with {codes}")
-
-
 def main() -> None:
     """Train, and print the time between the warm-up and the last step."""
     parser = argparse.ArgumentParser()
@@ -100,7 +55,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="of a rank that this program has started")
     options = parser.parse_args()
     if options.folder:
-        return rank(options.folder, options.steps)
+        return world.rank(options.folder, WARMUP, options.steps)
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         ranks = 1 if options.devices else options.stages
@@ -108,7 +63,7 @@ def main() -> None:
         (folder / "job.json").write_text(json.dumps(document))
         command = [sys.executable, __file__, "--folder", scratch, "--steps", str(options.steps)]
         if ranks > 1:
-            return world(folder, command, document)
+            return world.start(folder, command, document)
         subprocess.run(command, check=True)
 
 

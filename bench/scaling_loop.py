@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -51,27 +50,6 @@ def document(folder: Path, steps: int, cycle_ms: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def mxdist_rank(folder: Path, steps: int) -> None:
-    """Train on this rank, as the plan's environment says."""
-    from mxdist_loop import Stopwatch
-
-    from mxdist.runtime import loop
-    from mxdist.runtime.parallel import join
-    from mxdist.spec import TrainingJob
-
-    job = TrainingJob.parse(json.loads((folder / "job.json").read_text()))
-    number = int(os.environ["HOROVOD_RANK"])
-    attempt_dir = folder / "jobs" / f"scaling-{number}" / "1"
-    attempt_dir.mkdir(parents=True)
-    worker = Stopwatch(WARMUP, steps, attempt_dir)
-    worker.rank, worker.world_size, worker.job = number, RANKS, job
-    group = join(RANKS)
-    loop.Trainer(job, worker, group).run()
-    _tell(number, steps, worker.seconds)
-    group.close()
-    os._exit(0)
-
-
 def horovod_rank(steps: int) -> None:
     """Train on this rank in a plain loop."""
     import horovod.mxnet as hvd
@@ -102,13 +80,9 @@ def horovod_rank(steps: int) -> None:
         loss.backward()
         trainer.step(BATCH)
     mx.nd.waitall()
-    _tell(hvd.rank(), steps, time.monotonic() - began)
+    if hvd.rank() == 0:
+        print(json.dumps({"steps": steps, "seconds": time.monotonic() - began}), flush=True)
     hvd.shutdown()
-
-
-def _tell(rank: int, steps: int, seconds: float) -> None:
-    if rank == 0:
-        print(json.dumps({"steps": steps, "seconds": seconds}), flush=True)
 
 
 def main() -> None:
@@ -121,16 +95,16 @@ def main() -> None:
     options = parser.parse_args()
     if options.side == "horovod":
         return horovod_rank(options.steps)
-    if options.folder:
-        return mxdist_rank(options.folder, options.steps)
-    from pipeline_loop import world
+    import world  # not on the other side, which knows nothing of mxdist
 
+    if options.folder:
+        return world.rank(options.folder, WARMUP, options.steps)
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         job = document(folder, options.steps, options.cycle_ms)
         (folder / "job.json").write_text(json.dumps(job))
         command = [sys.executable, __file__, "--side", "mxdist", "--folder", scratch, "--steps", str(options.steps)]
-        world(folder, command, job)
+        world.start(folder, command, job)
 
 
 if __name__ == "__main__":
