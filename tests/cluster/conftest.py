@@ -11,7 +11,7 @@ from stack.processes import wait_until
 from stack.seaweed import Seaweed
 from support.guarding import guarded
 from support.nodes import Nodes, running_nodes
-from support.places import control_bin
+from support.places import control_bin, node_mpi_python
 from support.slurm import WORKDIR, Slurm, running_slurm
 
 _LINGER_S = 30.0
@@ -19,8 +19,8 @@ _LINGER_S = 30.0
 
 @pytest.fixture(scope="session")
 def nodes_session() -> Iterator[Nodes]:
-    """The nodes of the session; tests ask for ``nodes``."""
-    with running_nodes(3) as made:
+    """The nodes of the session; tests ask for ``nodes``. Their Horovod meets over Gloo and over MPI."""
+    with running_nodes(3, python=node_mpi_python()) as made:
         yield made
 
 

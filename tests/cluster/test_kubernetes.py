@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cluster.law import BOUND, Law, make_law
+from cluster.law import BOUND, FLOAT32_BOUND, Law, make_law
 
 from mxdist.launch import JobClient, Life
 from mxdist.launch.client import log_lines
@@ -65,14 +65,21 @@ class Site:
             "MLFLOW_TRACKING_TOKEN": CANARY,
         }
 
-    def job(self, fields: dict[str, Any], *, limits: dict[str, Any] | None = None, **kubernetes: Any) -> TrainingJob:
+    def job(
+        self,
+        fields: dict[str, Any],
+        *,
+        parallelism: dict[str, Any] | None = None,
+        limits: dict[str, Any] | None = None,
+        **kubernetes: Any,
+    ) -> TrainingJob:
         job = parse_job({
             **fields,
             "cluster": {
                 "kind": "kubernetes", "nodes": 2,
                 "kubernetes": {"namespace": self.namespace, "image": "registry.local/node:1", **kubernetes},
             },
-            "parallelism": {"world_size": 2},
+            "parallelism": {"world_size": 2, **(parallelism or {})},
             "storage": {"endpoint_url": self.seaweed.endpoint_url},
             "limits": {"start_timeout_s": 200, "link_timeout_s": 10, **(limits or {})},
         })  # fmt: skip
@@ -134,7 +141,7 @@ def site(
     runs = open_store(f"s3://{cluster_bucket}/runs", endpoint_url=cluster_seaweed.endpoint_url, credentials=credentials)
     namespace = cluster.namespace()
     cluster.grant(namespace, documented_rules())
-    with operating(cluster, nodes, tmp_path) as operator:
+    with operating(cluster, nodes, namespace, tmp_path) as operator:
         yield Site(cluster, operator, namespace, cluster_seaweed, runs, tmp_path)
 
 
@@ -206,6 +213,25 @@ def test_a_worker_that_dies_comes_back_and_the_world_with_it(site: Site) -> None
     assert "worker-1" in "\n".join(log_of(attempt))
     site.client.cancel(attempt, by="user", reason="enough")
     assert site.left(attempt) == []
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "dtype", "bound"),
+    [
+        ({"controller": "mpi"}, "float64", BOUND),
+        ({"strategy": "parameter_server", "servers": 2}, "float32", FLOAT32_BOUND),
+    ],
+    ids=["mpi", "parameter servers"],
+)
+def test_other_worlds_of_pods_have_the_weights_of_one_process(
+    site: Site, law: Law, parallelism: dict[str, Any], dtype: str, bound: float
+) -> None:
+    attempt = site.submit(site.job({**law.fields, "dtype": dtype}, parallelism=parallelism))
+    result = site.result(attempt)
+
+    assert result.state is JobState.SUCCEEDED, (result.cause, site.story(attempt))
+    assert law.off(attempt, result) < bound
+    assert wait_until(lambda: site.left(attempt) == [], 60), site.left(attempt)
 
 
 def test_a_worker_that_shows_another_key_is_given_nothing(site: Site) -> None:

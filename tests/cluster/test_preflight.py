@@ -80,7 +80,7 @@ class Site:
 @pytest.fixture
 def site(nodes: Nodes, cluster_seaweed: Seaweed, cluster_bucket: str) -> Site:
     for node in nodes:
-        node.exec(["install", "-d", "-o", "trainer", "-m", "700", WORKDIR])
+        node.exec(["sh", "-c", f"rm -rf {WORKDIR}; install -d -o trainer -m 700 {WORKDIR}"])
     keys = Credentials(cluster_seaweed.access_key, cluster_seaweed.secret_key)
     runs = open_store(f"s3://{cluster_bucket}/runs", endpoint_url=cluster_seaweed.endpoint_url, credentials=keys)
     return Site(nodes, cluster_seaweed, runs)

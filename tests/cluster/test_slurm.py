@@ -175,8 +175,9 @@ def law(site: Site, tmp_path: Path) -> Law:
     return make_law(folder, site.runs, storage=Storage(endpoint_url=site.seaweed.endpoint_url), credentials=credentials)
 
 
-def test_a_world_over_two_nodes_has_the_weights_of_one_process(site: Site, law: Law) -> None:
-    attempt = site.submit(site.job(law.fields, hosts=2))
+@pytest.mark.parametrize("controller", ["gloo", "mpi"])
+def test_a_world_over_two_nodes_has_the_weights_of_one_process(site: Site, law: Law, controller: str) -> None:
+    attempt = site.submit(site.job(law.fields, hosts=2, parallelism={"controller": controller}))
     result = site.result(attempt)
 
     assert result.state is JobState.SUCCEEDED, (result.cause, site.told(attempt))

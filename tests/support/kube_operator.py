@@ -43,6 +43,7 @@ _IMAGE = {
 """What the node image sets."""
 
 _PERIOD_S = 0.2
+_PATIENCE = 20  # errors
 _LAST_WORDS = 2000
 
 
@@ -84,43 +85,46 @@ class Container:
 
 @dataclass
 class Operator:
-    """Looks at all MPIJobs and pods, some times a second, in a thread.
+    """Looks at all MPIJobs and pods of a namespace, some times a second, in a thread.
+
+    What other tests have left in theirs is not its own: it would start their pods again, as after a node's restart.
 
     :param impostors: ends of pods' names: their sshd has another key than the job's, as of somebody in their place.
     """
 
     cluster: Cluster
     nodes: Nodes
+    namespace: str
     folder: Path
     impostors: set[str] = field(default_factory=set)
     containers: dict[str, Container] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
     _stopped: threading.Event = field(default_factory=threading.Event)
-    _looking: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self) -> None:
-        """Work until ``stop``."""
-        while not self._stopped.wait(_PERIOD_S):
-            try:
-                with self._looking:
-                    if not self._stopped.is_set():
-                        self.look()
-            except Exception:
-                self.errors.append(traceback.format_exc())
-                if len(self.errors) > 20:
-                    return
+        """Work until ``stop``; then end every container.
 
-    def stop(self) -> None:
-        """End the thread, and every container."""
-        self._stopped.set()
-        with self._looking:  # a look that is under way may start one more container
+        This thread does it: what it has started is tied to it, not to the process, and what a container's first process
+        has started outlives the kernel's KILL, for that is forgotten when a process changes its user.
+        """
+        try:
+            while not self._stopped.wait(_PERIOD_S) and len(self.errors) <= _PATIENCE:
+                try:
+                    self.look()
+                except Exception:
+                    self.errors.append(traceback.format_exc())
+        finally:
             for container in self.containers.values():
                 container.signal(signal.SIGKILL)
                 container.process.wait(30)
 
+    def stop(self) -> None:
+        """Let the thread end."""
+        self._stopped.set()
+
     def look(self) -> None:
         """Bring everything one step further."""
-        jobs = self.cluster.custom.list_cluster_custom_object(*_GROUP, "mpijobs")["items"]
+        jobs = self.cluster.custom.list_namespaced_custom_object(*_GROUP, self.namespace, "mpijobs")["items"]
         for job in jobs:
             self._operate(job)
         for pod in self._pods():
@@ -348,22 +352,23 @@ class Operator:
 
     def _pods(self, job: dict[str, Any] | None = None) -> list[dict[str, Any]]:
         wanted = f"training.kubeflow.org/job-name={job['metadata']['name']}" if job else _JOB_LABEL
-        found = self.cluster.core.list_pod_for_all_namespaces(label_selector=wanted)
+        found = self.cluster.core.list_namespaced_pod(self.namespace, label_selector=wanted)
         pods: list[dict[str, Any]] = self.cluster.core.api_client.sanitize_for_serialization(found)["items"]
         return pods
 
 
 @contextmanager
-def operating(cluster: Cluster, nodes: Nodes, folder: Path) -> Iterator[Operator]:
+def operating(cluster: Cluster, nodes: Nodes, namespace: str, folder: Path) -> Iterator[Operator]:
     """Yield an operator at work; its containers end with the block."""
-    operator = Operator(cluster, nodes, folder)
+    operator = Operator(cluster, nodes, namespace, folder)
     thread = threading.Thread(target=operator.run, name="operator", daemon=True)
     thread.start()
     try:
         yield operator
     finally:
         operator.stop()
-        thread.join(30)
+        thread.join(60)
+        assert not thread.is_alive()
     assert not operator.errors, operator.errors[-1]
 
 

@@ -16,3 +16,8 @@ def control_bin() -> Path:
 def node_python() -> Path:
     """Return the node environment's Python."""
     return Path(os.environ.get("MXDIST_NODE_PYTHON") or REPOSITORY / ".mxdist/node/bin/python")
+
+
+def node_mpi_python() -> Path:
+    """Return the Python of the node environment whose Horovod meets over MPI too."""
+    return Path(os.environ.get("MXDIST_NODE_MPI_PYTHON") or REPOSITORY / ".mxdist/node-mpi/bin/python")
