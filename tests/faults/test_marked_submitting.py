@@ -46,7 +46,10 @@ def marked(site: Site) -> Marked:
         wait_for(lambda run=run: run.attempt().cancel_intent(), f"the scheduler to end the job of {run.run_id}")
     for run in lost.values():
         run.release()
-    alive = {barrier: site.train(f"marked-{barrier}", hold=[barrier]) for barrier in ["submit-before-claim", *BARRIERS]}
+    alive = {
+        barrier: site.train(f"marked-{barrier}", hold=[barrier, *EPOCHS])
+        for barrier in ["submit-before-claim", *BARRIERS]
+    }
     for barrier, run in alive.items():
         task = run.reached(barrier)
         run.mark("failed")
