@@ -42,7 +42,7 @@ test-mpi: environment-mpi ## Ranks over MPI: the law, and what goes wrong
 
 test-cluster: environments environment-mpi ## Three nodes with networks, disks and sshd of their own: ssh, Slurm (needs root, and what .ci/run installs)
 	@"$(PYTHON)" scripts/kube_apiserver.py
-	$(CONTROL)/python -m pytest tests/cluster $(PYTEST_OPTIONS)
+	$(CONTROL)/python -m pytest tests/cluster -n 2 --dist loadfile $(PYTEST_OPTIONS)
 
 test-faults: environments ## Kill things under a real Airflow
 	$(CONTROL)/python -m pytest tests/faults $(PYTEST_OPTIONS)
