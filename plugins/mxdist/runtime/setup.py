@@ -73,6 +73,8 @@ def build(job: TrainingJob, worker: Worker, group: Group) -> Setup:
     forward = network.Forward(recipe, net, dtype=job.dtype, stored=train.x.dtype.name, shape=train.x.shape[1:])
     loss = recipe.loss()
     outputs = _dry_run(forward, loss, train, device, job.dtype.value)
+    if validation is not None:
+        _check_shapes(forward, loss, train, validation, device, job.dtype.value)
     if job.parallelism.parts > 1:
         _check_rows_apart(forward, loss, train, device, job)
     frozen = finetune.freeze(net, job.init) if job.init else ()
@@ -215,6 +217,34 @@ def _dry_run(
         )
         raise SpecError("The job", [Problem("model", problem)]) from error
     return int(np.prod(forward(x).shape[1:]))
+
+
+def _check_shapes(
+    forward: network.Forward,
+    loss: mx.gluon.HybridBlock,
+    train: Examples,
+    validation: Examples,
+    device: mx.Context,
+    dtype: str,
+) -> None:
+    """Refuse a validation split that the network cannot take: else the first epoch would be trained in vain.
+
+    :raises DataError: its examples have another shape than those of the train split, and do not fit.
+    """
+    if (validation.x.shape[1:], validation.y.shape[1:]) == (train.x.shape[1:], train.y.shape[1:]):
+        return
+    x = mx.nd.array(validation.x[:_FEW], ctx=device, dtype=validation.x.dtype)
+    y = mx.nd.array(validation.y[:_FEW], ctx=device, dtype=dtype)
+    try:
+        network.check_loss(forward, loss, x, y)
+        mx.nd.waitall()
+    except (mx.base.MXNetError, SpecError, ValueError) as error:  # ValueError: of a loss that reshapes
+        shapes = [f"{part.x.shape[1:]} with labels of shape {part.y.shape[1:]}" for part in (train, validation)]
+        raise DataError(
+            f"the network takes examples of the train split, {shapes[0]}, but not those of the validation split, "
+            f"{shapes[1]}.",
+            hint="Give the examples of both splits the same shape.",
+        ) from error
 
 
 def _check_rows_apart(

@@ -23,6 +23,15 @@ def network(params):
     net.add(nn.InstanceNorm(), nn.Dense(3))
     return net
 """
+ANY_WIDTH = """
+from mxnet.gluon import nn
+
+def network(params):
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3), nn.GlobalAvgPool2D(), nn.Dense(params["classes"]))
+    return net
+"""
+STAGED = {"strategy": "model", "world_size": 1, "stages": 2}
 SQUARES = "from mxnet import gluon\ndef loss(params): return gluon.loss.L2Loss()\n"
 
 
@@ -146,6 +155,33 @@ def test_dropout_in_several_parts_must_be_meant(tmp_path: Path, rate: float, par
             trainer_of(small, "drop", **fields)
     else:
         assert trainer_of(small, "drop", **fields).setup.random is bool(rate)
+
+
+@pytest.mark.parametrize("parallelism", [{"world_size": 1}, STAGED], ids=["whole", "stages"])
+def test_a_validation_split_of_another_width_is_refused_before_the_first_step(
+    tmp_path: Path, parallelism: dict[str, Any]
+) -> None:
+    small = jobs(tmp_path, {"train": images(8), "validation": images(4, shape=(1, 12, 14))})
+    model = {"name": "mlp", "params": {"hidden": 4, "layers": 2}}
+    with pytest.raises(DataError) as caught:
+        trainer_of(small, "wide", model=model, parallelism=parallelism)
+    assert "train split, (1, 12, 12)" in str(caught.value)
+    assert "validation split, (1, 12, 14)" in str(caught.value)
+
+
+def test_labels_of_another_shape_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    text = "import numpy as np\ndef data(folder, split, params):\n    width = 2 if split == 'train' else 3\n"
+    text += "    return np.ones((6, 3)), np.ones((6, width))\n"
+    small = jobs(tmp_path, {"train": images(20)})
+    with pytest.raises(DataError, match=r"labels of shape \(2,\), but not .*labels of shape \(3,\)"):
+        trainer_of(small, "labels", model=own(tmp_path, SQUARES + text))
+
+
+def test_a_network_for_any_width_may_be_validated_on_another(tmp_path: Path) -> None:
+    (tmp_path / "any.py").write_text(ANY_WIDTH)
+    small = jobs(tmp_path, {"train": images(8), "validation": images(4, shape=(1, 12, 14))})
+    outcome = trainer_of(small, "any", model={"recipe": str(tmp_path / "any.py")}, epochs=1).run()
+    assert "validation_accuracy" in outcome.result["metrics"]
 
 
 def test_examples_say_which_split_is_empty() -> None:
