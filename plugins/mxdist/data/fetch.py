@@ -36,7 +36,7 @@ from mxdist.store import Credentials
 log = logging.getLogger(__name__)
 
 BLOBS_LOCK = "blobs.lock"
-_HELD: list[IO[str]] = []  # by this process
+_HELD: list[int] = []  # descriptors of this process, which the kernel closes at its end
 _WORKERS = 8
 _SMALL_BYTES = 4 << 20
 _SPARE_BYTES = 64 << 20
@@ -71,7 +71,8 @@ def fetch(
                 if session is not None:
                     seen.write_text(session)
             if hold:
-                _HELD.append(locked(cache / "locks" / f"{version}.used", fcntl.LOCK_SH))
+                with locked(cache / "locks" / f"{version}.used", fcntl.LOCK_SH) as used:
+                    _HELD.append(os.dup(used.fileno()))  # the lock lasts until both are closed
             os.utime(folder)  # so that a prune sees when it was asked for
     except OSError as error:
         raise DataError(

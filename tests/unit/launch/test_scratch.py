@@ -252,6 +252,19 @@ def test_version_stays_while_a_process_reads_it(tmp_path: Path, workdir: Path) -
     assert not (cache / "versions" / named[1]).exists()
 
 
+def test_a_reader_that_ends_leaves_nothing_open(tmp_path: Path, workdir: Path) -> None:
+    command = [sys.executable, "-W", "error::ResourceWarning", "-c", _READER, *staged_in(tmp_path)]
+    done = subprocess.run(
+        [*command, str(workdir / ".datasets")],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "reads\n", "")
+
+
 def test_version_that_was_just_asked_for_stays(tmp_path: Path, workdir: Path) -> None:
     named = staged_in(tmp_path)
     folder = fetch(*named, workdir / ".datasets")
