@@ -80,6 +80,18 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
+def copy_plugins(target: Path) -> Path:
+    """Copy the plugins folder without what an earlier installation left in it, which Airflow would believe."""
+    shutil.copytree(REPOSITORY / "plugins", target, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    return target
+
+
+@pytest.fixture(scope="module")
+def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The plugins folder of a checkout in which nothing was built."""
+    return copy_plugins(tmp_path_factory.mktemp("checkout") / "plugins")
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the distribution in it, as pip would unpack its wheel."""
@@ -87,9 +99,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ALL_FILES:
         if (REPOSITORY / name).exists():
             shutil.copy(REPOSITORY / name, source / name)
-    shutil.copytree(
-        REPOSITORY / "plugins", source / "plugins", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info")
-    )
+    copy_plugins(source / "plugins")
     build = "import setuptools.build_meta as build, sys; print(build.build_wheel(sys.argv[1]))"
     command = [sys.executable, "-c", build, str(target)]
     done = subprocess.run(command, cwd=source, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
@@ -119,8 +129,8 @@ def once(loaded: dict[str, Any]) -> bool:
     return [*names, loaded["core_listeners"], loaded["task_listeners"]] == [1, 1, 1, 1] and not loaded["errors"]
 
 
-def test_plugins_folder_alone(tmp_path: Path, python: Path) -> None:
-    place = home(tmp_path, python, plugins=REPOSITORY / "plugins", path=None)
+def test_plugins_folder_alone(tmp_path: Path, python: Path, plugins: Path) -> None:
+    place = home(tmp_path, python, plugins=plugins, path=None)
     loaded = place.loaded()
     assert once(loaded), loaded
     assert loaded["provider"] is False  # connection types need the distribution
@@ -140,8 +150,8 @@ def test_installed_distribution(tmp_path: Path, python: Path, installed: Path) -
     assert [provider["package_name"] for provider in listed].count("mxdist") == 1
 
 
-def test_both_at_once(tmp_path: Path, python: Path, installed: Path) -> None:
-    place = home(tmp_path, python, plugins=REPOSITORY / "plugins", path=installed)
+def test_both_at_once(tmp_path: Path, python: Path, plugins: Path, installed: Path) -> None:
+    place = home(tmp_path, python, plugins=plugins, path=installed)
     loaded = place.loaded()
     assert once(loaded), loaded
     assert loaded["provider"] is True
