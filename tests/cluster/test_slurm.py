@@ -356,8 +356,8 @@ def test_a_lost_supervisor_is_followed_by_the_next_job(site: Site, law: Law) -> 
     """Not requeued, so it is for who watches to start the next one."""
     attempt = site.submit(site.job(long(law), hosts=2, requeue=False))
     site.steps(attempt, 20)
-    (number,) = [one.number for one in site.launcher._living(attempt)]
-    site.slurm.run("scancel", "--signal=KILL", "--full", number)
+    *_, (_, document) = attempt.supervisors.read()
+    site.first(attempt).exec(["kill", "-KILL", str(document["pid"])])
     assert wait_until(lambda: site.launcher.life(attempt) is Life.DEAD, 120, poll_s=0.5)
     site.idle()
     assert site.client.revive(attempt, site.secrets())
