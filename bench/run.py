@@ -125,8 +125,8 @@ def under_mxdist(folder: Path, tracking_uri: str) -> Side:
         out = folder / f"mxdist-{pair}.json"
         job = {
             "name": "overhead",
-            "script": {"path": str(HERE / "horovod_script.py"), "args": ["--out", str(out)], "env": THREADS},
-            "parallelism": {"world_size": 2},
+            "script": {"path": str(HERE / "horovod_script.py"), "args": ["--out", str(out)]},
+            "parallelism": {"world_size": 2, "cycle_time_ms": 1.0, "fusion_threshold_mb": 64},
             "cluster": {"pin_cores": False, "threads_per_rank": 1, "workdir": str(folder / "jobs")},
             "tracking": {"uri": tracking_uri, "experiment": "overhead"},
         }
