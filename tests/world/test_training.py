@@ -73,6 +73,25 @@ def test_model_is_trained_published_and_recorded(jobs: Jobs, dataset: dict[str, 
     assert (state.state, state.epoch, state.epochs, state.step) == (JobState.SUCCEEDED, 3, 3, 12)
 
 
+def test_one_flipped_byte_ends_the_job_before_its_first_step(
+    jobs: Jobs, dataset: dict[str, Any], tmp_path: Path
+) -> None:
+    largest = max(
+        (path for path in (tmp_path / "data").rglob("*") if path.is_file()), key=lambda one: one.stat().st_size
+    )
+    content = bytearray(largest.read_bytes())
+    content[-1] ^= 1
+    largest.chmod(0o600)
+    largest.write_bytes(content)
+    attempt = jobs.submit(job_on(dataset)).attempt
+    result = jobs.result(attempt)
+
+    assert (result.state, result.steps, result.restarts) == (JobState.FAILED, 0, 0)
+    assert result.cause is not None
+    assert (result.cause.kind, "train/x.npy" in result.cause.message) == ("data", True), result.cause
+    assert attempt.journal.last() == 0
+
+
 def test_preempted_training_goes_on_from_its_checkpoint(jobs: Jobs, dataset: dict[str, Any]) -> None:
     job = job_on(dataset, epochs=2000)
     first = jobs.submit(job).attempt
