@@ -106,6 +106,24 @@ def test_transformer_encoder_in_stages(encoder: Law, parallelism: dict[str, Any]
     assert encoder.here(model=model, parallelism=parallelism) < BOUND
 
 
+def test_transformer_decoder_in_stages(tmp_path: Path) -> None:
+    """Its output layer has a matrix of its own; what hides later tokens and padding reaches every stage."""
+    tokens = np.random.RandomState(5).randint(1, 20, (21, 9)).astype(np.int32)
+    tokens[::3, 5:] = 0
+    small = jobs(tmp_path, {"train": (tokens, np.zeros(21, dtype=np.int64))})
+    fields: dict[str, Any] = {
+        "model": {"name": "transformer_decoder", "params": {**SIZE, "pad_id": 0, "tied": False}},
+        "optimizer": {"name": "adam", "learning_rate": 0.005, "clip_norm": 1.0},
+        "epochs": 3,
+    }
+    whole = _exported(small, "whole", **fields)
+    assert "lm_head.weight" in whole
+    for key, staged in (("model", MODEL), ("pipeline", {**ONE_BY_ONE, "cuts": ["h.1", "lm_head"]})):
+        parts = _exported(small, key, **fields, parallelism=staged)
+        assert parts.keys() == whole.keys()
+        assert max(float(np.abs(whole[name] - parts[name]).max()) for name in whole) < BOUND
+
+
 def stale_activation(patch: pytest.MonkeyPatch) -> None:
     """Let a stage compute with what the stage before sent for the previous micro-batch."""
     forward = runner.Runner._forward

@@ -12,7 +12,8 @@ import sys
 from mxdist.errors import SpecError
 from mxdist.runtime.parallel import partition
 from mxdist.runtime.recipe import Recipe
-from mxdist.spec import TrainingJob, parse_job
+from mxdist.spec import Model, TrainingJob, parse_job
+from mxdist.spec.networks import DECODERS
 
 _CLASSES = 2  # where nobody says how many: the layers are the same
 
@@ -27,8 +28,13 @@ def problems(job: TrainingJob) -> list[tuple[str, str]]:
     try:
         partition.check_separate(layers, partition.begin(layers, job.parallelism, None))
     except SpecError as error:
-        return [(problem.path, problem.message) for problem in error.problems]
+        return [(problem.path, problem.message + _way_out(job.model)) for problem in error.problems]
     return []
+
+
+def _way_out(model: Model) -> str:
+    tied = model.name in DECODERS and model.params.get("tied", True)
+    return "; with model.params.tied false, the output layer has a matrix of its own" if tied else ""
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ class Size:
 
     @property
     def decoder(self) -> int:
-        """Numbers in a decoder with a normalisation at its end; its output layer is the embedding again."""
+        """Numbers in a decoder with a normalisation at its end, whose output layer is the embedding again."""
         return (self.vocabulary + self.positions) * self.units + self.layers * self.block + 2 * self.units
 
 
@@ -117,7 +117,7 @@ CATALOGUE: dict[str, Network] = {
     "lenet": Network({"channels": Kind.COUNT, "hidden": Kind.COUNT, "batch_norm": Kind.FLAG}, sides=(16, None)),
     "mlp": Network({"hidden": Kind.COUNT, "layers": Kind.COUNT}, Inputs.ANY),
     **dict.fromkeys(ENCODERS, Network(_TRANSFORMER, Inputs.TOKENS)),
-    **dict.fromkeys(DECODERS, Network(_TRANSFORMER, Inputs.TOKENS, classifies=False)),
+    **dict.fromkeys(DECODERS, Network({**_TRANSFORMER, "tied": Kind.FLAG}, Inputs.TOKENS, classifies=False)),
     **dict.fromkeys(RESNETS, Network({"thumbnail": Kind.FLAG})),
     **dict.fromkeys(VGGS, Network(sides=(32, None))),
     "alexnet": Network(sides=(63, None)),

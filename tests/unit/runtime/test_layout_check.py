@@ -31,7 +31,8 @@ def test_wrong_cuts_are_told_all_at_once_before_the_start() -> None:
     ("model", "layout", "told"),
     [
         ({"name": "mlp"}, {"strategy": "model", "stages": 9}, "for 9 stages"),
-        ({"name": "gpt2_small"}, {"strategy": "pipeline", "stages": 2}, "2 stages"),
+        ({"name": "gpt2_small"}, {"strategy": "pipeline", "stages": 2}, "wte and lm_head share a parameter"),
+        ({"name": "gpt2_small"}, {"strategy": "pipeline", "cuts": ["h.6"]}, "with model.params.tied false"),
         ({"name": "resnet18_v1"}, {"strategy": "pipeline", "cuts": ["features.5.0.body"]}, "no layer"),
     ],
 )
@@ -46,6 +47,7 @@ def test_what_a_network_does_not_have(model: dict[str, Any], layout: dict[str, A
         ({"name": "lenet"}, {"strategy": "model", "cuts": ["features.2", "output"]}),
         ({"name": "resnet18_v1"}, {"strategy": "pipeline", "cuts": ["features.5"]}),
         ({"name": "bert_base"}, {"strategy": "pipeline", "stages": 4}),
+        ({"name": "gpt2_small", "params": {"tied": False}}, {"strategy": "pipeline", "stages": 4}),
         ({"recipe": "some.module"}, {"strategy": "model", "stages": 2}),
         ({"name": "lenet"}, {"world_size": 2}),
     ],

@@ -201,6 +201,17 @@ def test_layers_that_a_transformer_says_it_has() -> None:
         ]
 
 
+@pytest.mark.parametrize("pad_id", [{}, {"pad_id": 0}])
+@pytest.mark.parametrize("tied", [True, False])
+def test_layers_of_a_decoder(tied: bool, pad_id: dict[str, int]) -> None:
+    size = {"layers": 2, "units": 8, "heads": 2, "hidden": 12, "vocabulary": 20, "positions": 9}
+    layers = partition.layers_of(models.build("transformer_decoder", {**size, **pad_id, "tied": tied}))
+    assert [layer.name for layer in layers] == ["wte", "h.0", "h.1", "ln_f", "lm_head"]
+    assert [layer.takes_inputs for layer in layers] == [False, True, True, False, False]
+    if not tied:
+        assert partition.begin(layers, layout(stages=5), None) == [0, 1, 2, 3, 4]
+
+
 def test_layers_that_are_not_what_the_network_computes_are_not_believed() -> None:
     class Wrong(Residual):
         def chain(self) -> list[tuple[str, Any]]:

@@ -85,15 +85,16 @@ def gpt2(p: dict[str, np.ndarray], tokens: list[int]) -> np.ndarray:
         inner = linear(f"h.{block}.mlp.c_fc", norm(p, f"h.{block}.ln_2", x))
         inner = 0.5 * inner * (1 + np.tanh(math.sqrt(2 / math.pi) * (inner + 0.044715 * inner**3)))
         x = x + linear(f"h.{block}.mlp.c_proj", inner)
-    return norm(p, "ln_f", x) @ p["wte.weight"].T
+    return norm(p, "ln_f", x) @ p.get("lm_head.weight", p["wte.weight"]).T
 
 
-@pytest.mark.parametrize("hybrid", [False, True])
-def test_decoder_is_gpt2(hybrid: bool) -> None:
-    net = net_of("transformer_decoder")
+@pytest.mark.parametrize(("hybrid", "tied"), [(False, True), (True, True), (False, False)])
+def test_decoder_is_gpt2(hybrid: bool, tied: bool) -> None:
+    net = net_of("transformer_decoder", tied=tied)
     if hybrid:
         net.hybridize(static_alloc=True, static_shape=True)
     arrays = {name: array.asnumpy() for name, array in network.arrays(net).items()}
+    assert ("lm_head.weight" in arrays) is not tied
     rows = [[3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]]
     found = net(ids(*rows)).asnumpy()
     assert np.abs(found - np.stack([gpt2(arrays, row) for row in rows])).max() < 1e-11

@@ -18,7 +18,7 @@ from mxdist.spec.networks import CATALOGUE, DECODERS, Inputs, size_of, wrong_par
 __all__ = ["Decoder", "Encoder", "Network", "TokenLoss", "build", "check_inputs", "fit"]
 
 _BUILDERS: dict[str, Callable[..., mx.gluon.HybridBlock]] = {"cifar_cnn": cifar_cnn, "lenet": lenet, "mlp": mlp}
-_STYLE = ("dropout", "pad_id", "pre_norm")
+_STYLE = ("dropout", "pad_id", "pre_norm", "tied")
 
 
 def build(name: str, params: Mapping[str, Any]) -> mx.gluon.HybridBlock:

@@ -275,14 +275,23 @@ def gelu_tanh(F: Any, x: Any) -> Any:
 
 
 class Decoder(nn.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
-    """GPT-2: each token sees those before it, and predicts the next one; the output layer is the embedding again.
+    """GPT-2: each token sees those before it, and predicts the next one.
 
     :param dropout: the rate after embeddings, attention and each part; 0.1 in GPT-2's code.
     :param pad_id: tokens of this id are not seen; ``TokenLoss`` does not count them either.
     :param pre_norm: normalise before each part, as GPT-2 does; else after it, as the first GPT did.
+    :param tied: the output layer is the embedding again, as in GPT-2; else it has a matrix of its own.
     """
 
-    def __init__(self, size: Size, *, dropout: float = 0.0, pad_id: int | None = None, pre_norm: bool = True) -> None:
+    def __init__(
+        self,
+        size: Size,
+        *,
+        dropout: float = 0.0,
+        pad_id: int | None = None,
+        pre_norm: bool = True,
+        tied: bool = True,
+    ) -> None:
         super().__init__()
         units = size.units
         self._rate, self._pad_id = dropout, pad_id
@@ -292,20 +301,33 @@ class Decoder(nn.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
             self.h = nn.HybridSequential()
             self.h.add(*[DecoderLayer(size, dropout, pre_norm) for _ in range(size.layers)])
             self.ln_f = LayerNorm(units, 1e-5)
-            self.lm_head = nn.Dense(
-                size.vocabulary, in_units=units, use_bias=False, flatten=False, params=self.wte.params
-            )
+            self.lm_head = dense(size.vocabulary, units, use_bias=False, params=self.wte.params if tied else None)
 
     def hybrid_forward(self, F: Any, tokens: Any) -> Any:
         """Return one score for each token that may come next, (rows, tokens, vocabulary), of ids (rows, tokens)."""
-        x = F.broadcast_add(self.wte(tokens), F.expand_dims(self.wpe(F.contrib.arange_like(tokens, axis=1)), axis=0))
-        x = dropout(F, x, self._rate)
-        hidden = future(F, tokens)
-        if self._pad_id is not None:
-            hidden = F.broadcast_minimum(hidden, padding(F, tokens, self._pad_id))
+        x, hidden = self._embed(F, tokens), self._hide(F, tokens)
         for layer in self.h:
             x = layer(x, hidden)
         return self.lm_head(self.ln_f(x))
+
+    def chain(self) -> list[tuple[str, mx.gluon.HybridBlock]]:
+        """Return the parts that a pipeline may cut between; what hides tokens is made again from them."""
+        layers = [
+            (f"h.{number}", Part(lambda F, x, tokens, layer=layer: layer(x, self._hide(F, tokens)), layer))
+            for number, layer in enumerate(self.h)
+        ]
+        for _, part in layers:
+            part.takes_inputs = True
+        first = Part(self._embed, Container(wte=self.wte, wpe=self.wpe))
+        return [("wte", first), *layers, ("ln_f", self.ln_f), ("lm_head", self.lm_head)]
+
+    def _embed(self, F: Any, tokens: Any) -> Any:
+        x = F.broadcast_add(self.wte(tokens), F.expand_dims(self.wpe(F.contrib.arange_like(tokens, axis=1)), axis=0))
+        return dropout(F, x, self._rate)
+
+    def _hide(self, F: Any, tokens: Any) -> Any:
+        hidden = future(F, tokens)
+        return hidden if self._pad_id is None else F.broadcast_minimum(hidden, padding(F, tokens, self._pad_id))
 
 
 class TokenLoss(nn.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
