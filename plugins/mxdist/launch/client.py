@@ -19,7 +19,7 @@ from mxdist.spec import EvaluationJob, JobState, TrainingJob
 from mxdist.store import Attempt, Cause, JobRun, Result, Store
 from mxdist.store.run import INDEX, job_keys
 
-JOB_KEY = re.compile(r"^[a-z0-9][a-z0-9-]{0,79}$")
+JOB_KEY = re.compile(r"^[a-z0-9][a-z0-9-]{0,79}\Z")
 _ROUNDS = 10  # of deciding anew because somebody else was faster
 _BOOKS_S = 90.0  # a supervisor without ranks: it drains the journal to MLflow for a minute, and closes the run
 _LAST_WORD_S = 20.0  # a supervisor that may only publish, or say that nothing is left to be done

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import threading
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -93,8 +94,9 @@ class There:
 
     def run(self, command: Sequence[str], *, text: str = "", environment: Mapping[str, str] | None = None) -> Ran:
         """See ``Commands``."""
+        end = f"{_END}_{uuid.uuid4().hex}"  # no line of a job's own can be it
         lines = [f"export {name}={shlex.quote(value)}" for name, value in (environment or {}).items()]
-        lines += [f"{shlex.join(command)} <<'{_END}'", text.removesuffix("\n"), _END, ""]
+        lines += [f"{shlex.join(command)} <<'{end}'", text.removesuffix("\n"), end, ""]
         with self.kept() as ssh:
             done = ssh.run(self._head, ["sh", "-l", "-s"], stdin="\n".join(lines).encode(), timeout_s=_TIMEOUT_S)
         return Ran(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))

@@ -47,7 +47,10 @@ def supervisor(document: Mapping[str, Any]) -> dict[str, Any]:
         command += ["--again", document["again"]]
     if document.get("foreground"):
         _become([*command, "--foreground"], environment, folder)
-    return {"exit_code": _started(command, environment, folder), "folder": str(folder)}
+    try:
+        return {"exit_code": _started(command, environment, folder), "folder": str(folder)}
+    finally:
+        secrets.unlink(missing_ok=True)  # a supervisor that could not even be imported has left it
 
 
 def life(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -148,6 +148,11 @@ class Storage(Spec):
     endpoint_url: str | None = Field(None, description="For servers other than AWS.")
     region: str | None = Field(None, description="Default: $AWS_DEFAULT_REGION or us-east-1.")
 
+    @field_validator("endpoint_url")
+    @classmethod
+    def _without_password(cls, url: str | None) -> str | None:
+        return _bare(url, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+
 
 class Tracking(Spec):
     """Where the run is recorded in MLflow. Without a URI nothing is recorded, and nothing fails."""
@@ -162,6 +167,11 @@ class Tracking(Spec):
     @field_validator("uri")
     @classmethod
     def _without_password(cls, uri: str | None) -> str | None:
-        if uri and "@" in uri.partition("://")[2].partition("/")[0]:
-            raise ValueError("carries a password; give it as MLFLOW_TRACKING_USERNAME and _PASSWORD instead")
-        return uri
+        return _bare(uri, "MLFLOW_TRACKING_USERNAME and _PASSWORD")
+
+
+def _bare(address: str | None, instead: str) -> str | None:
+    """Return an address as it is; one with a password would be kept and shown with the job."""
+    if address and "@" in address.partition("://")[2].partition("/")[0]:
+        raise ValueError(f"carries a password; give it as {instead} instead")
+    return address

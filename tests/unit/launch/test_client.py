@@ -93,7 +93,7 @@ def test_cli_key_changes_with_the_job(tmp_path: Path) -> None:
     assert job_key_for_cli(job_in(tmp_path)) != job_key_for_cli(job_in(tmp_path, seed=1))
 
 
-@pytest.mark.parametrize("key", ["", "_jobs", "../x", "Upper", "a/b", "a" * 81])
+@pytest.mark.parametrize("key", ["", "_jobs", "../x", "Upper", "a/b", "a" * 81, "a\n"])
 def test_key_that_could_leave_its_prefix_is_refused(client: JobClient, tmp_path: Path, key: str) -> None:
     with pytest.raises(SpecError, match="The job key"):
         client.submit(job_in(tmp_path), key)

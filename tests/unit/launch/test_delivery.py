@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 
+from mxdist.errors import LaunchError
 from mxdist.launch.bundle import Bundle
 from mxdist.launch.delivery import as_zip, publish
 from mxdist.launch.summon import command, frames
+from mxdist.runtime import errands
 from mxdist.store import open_store
 
 CANARY = "canary-77aa"
@@ -154,3 +156,13 @@ def test_shared_disk_that_is_not_there_is_named(tmp_path: Path) -> None:
         "/nowhere holds no mxdist.",
         "Is the shared disk mounted on this host?",
     )
+
+
+def test_supervisor_that_does_not_start_leaves_no_secret(tmp_path: Path) -> None:
+    document = {
+        "folder": str(tmp_path), "python": "/bin/false", "token": "t", "incarnation": 1, "nonce": "n",
+        "secrets": {"MXDIST_SSH_KEY": CANARY},
+    }  # fmt: skip
+    with pytest.raises(LaunchError, match="did not start"):
+        errands.supervisor(document)
+    assert [path.name for path in tmp_path.iterdir() if CANARY in path.read_text()] == []

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mxdist.errors import LaunchError
 from mxdist.launch import Life
 from mxdist.launch.bundle import Bundle
+from mxdist.launch.hosts import HostPlan
 from mxdist.launch.slurm import OVER, SlurmLauncher
-from mxdist.launch.slurm_commands import Here, Ran
+from mxdist.launch.slurm_commands import Here, Ran, There
 from mxdist.spec import parse_job
+from mxdist.ssh import SshAccess, connections
 from mxdist.store import Attempt, JobRun, open_store
 
 
@@ -171,6 +175,16 @@ def test_variables_that_would_override_the_script_stay_out(monkeypatch: pytest.M
     out = Here().run(["env"], environment={"MXDIST_SLURM": "n"}).out
     assert "SBATCH_PARTITION" not in out
     assert {"SLURM_CONF=/etc/slurm.conf", "MXDIST_SLURM=n"} <= set(out.split())
+
+
+def test_input_of_a_command_on_a_head_node_runs_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    def run(ssh: object, host: HostPlan, command: Sequence[str], *, stdin: bytes, timeout_s: float) -> Any:
+        done = subprocess.run(["sh", "-s"], input=stdin, capture_output=True, timeout=timeout_s, check=True)
+        return connections.Done(done.returncode, done.stdout, done.stderr)
+
+    monkeypatch.setattr(connections.Ssh, "run", run)
+    text = "MXDIST_INPUT_END\necho $((6 * 7)) `id`\n'"
+    assert There(HostPlan("head", 1), SshAccess()).run(["cat"], text=text).out == f"{text}\n"
 
 
 def test_without_slurm_here_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

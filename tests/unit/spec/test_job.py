@@ -11,6 +11,8 @@ import pytest
 
 from mxdist.errors import SpecError
 from mxdist.spec import JobState, Split, Tracking, TrainingJob, job_schema, parse_job
+from mxdist.spec.base import Spec
+from mxdist.spec.cluster import Storage
 
 DATASET = {"manifest_uri": "s3://data/mnist/manifests/1.json", "version": "ab" * 32}
 
@@ -162,9 +164,11 @@ def test_a_script_may_have_the_world_that_it_needs(layout: dict[str, Any]) -> No
     assert parse_job({"name": "a", "script": {"path": "t.py"}, "parallelism": layout})
 
 
-def test_a_password_is_not_repeated_in_the_error() -> None:
-    with pytest.raises(SpecError) as caught:
-        Tracking.parse({"uri": "http://me:hunter2@host"})
+@pytest.mark.parametrize(("spec", "field"), [(Tracking, "uri"), (Storage, "endpoint_url")])
+def test_a_password_is_refused_and_not_repeated_in_the_error(spec: type[Spec], field: str) -> None:
+    assert spec.parse({field: "http://host:8333/a@b"})
+    with pytest.raises(SpecError, match="carries a password") as caught:
+        spec.parse({field: "http://me:hunter2@host"})
     assert "hunter2" not in str(caught.value)
 
 
