@@ -8,14 +8,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TextIO
 
-from mxdist.errors import StoreError
+from mxdist.errors import LaunchError, StoreError
 from mxdist.launch import JobClient, Life
-from mxdist.launch.client import log_lines
+from mxdist.launch.client import log_lines, waits_too_long
 from mxdist.spec import JobState
 from mxdist.store import Attempt, Result, State
 
 _FASTEST_S, _SLOWEST_S = 0.3, 2.0
 _STALE_S = 10.0
+_ASK_S, _ASK_SELDOM_S = 2.0, 30.0
 _PROGRESS_EVERY_S = 2.0
 
 
@@ -34,6 +35,8 @@ class Follower:
     _chunk: int = 0
     _told: str = ""
     _told_at: float = 0.0
+    _ask_at: float = 0.0
+    _ask_pause_s: float = _ASK_S
 
     def until_end(self) -> Result:
         """Print log and progress until the attempt has ended, and return its result.
@@ -52,7 +55,7 @@ class Follower:
                 if not error.retryable:
                     raise
                 if not away:
-                    print(f"mxdist: {error} Trying again; the job is not affected.", file=sys.stderr)
+                    self._tell_of(error)
                 away, moved = True, False
             else:
                 away = False
@@ -72,13 +75,33 @@ class Follower:
     def _look(self) -> None:
         state = self.attempt.read_state()
         if self.revive is not None and time.time() - state.heartbeat > _STALE_S:
-            if self.client.launcher.life(self.attempt) is not Life.ALIVE:
-                self.revive()
+            self._see_to_it(self.revive)
+        else:
+            self._ask_at, self._ask_pause_s = 0.0, _ASK_S
         text = describe_progress(state)
         if self.progress is None or text == self._told or time.monotonic() - self._told_at < _PROGRESS_EVERY_S:
             return
         self._told, self._told_at = text, time.monotonic()
         print(text, file=self.progress, flush=True)
+
+    def _see_to_it(self, revive: Callable[[], None]) -> None:
+        """Ask the platform whether the supervisor lives. A job in a queue has no heartbeat: it is asked more seldom."""
+        if time.monotonic() < self._ask_at:
+            return
+        try:
+            life = self.client.launcher.life(self.attempt)
+        except LaunchError as error:
+            if not error.retryable:
+                raise
+            self._tell_of(error)  # a platform that does not answer now says nothing of the job
+            life = Life.ALIVE
+        if life is not Life.ALIVE or waits_too_long(self.attempt):
+            revive()
+        self._ask_at = time.monotonic() + self._ask_pause_s
+        self._ask_pause_s = min(2 * self._ask_pause_s, _ASK_SELDOM_S)
+
+    def _tell_of(self, error: Exception) -> None:
+        print(f"mxdist: {error} Trying again; the job is not affected.", file=sys.stderr)
 
 
 def describe_progress(state: State) -> str:

@@ -137,7 +137,7 @@ class JobClient:
         if attempt.result() is not None:
             return True
         if life is Life.ALIVE:
-            if _waits_too_long(attempt):
+            if waits_too_long(attempt):
                 self.cancel(attempt, by="deadline", reason="it had not begun when its time was up", wait_s=0)
             return True
         if attempt.cancel_intent() is not None:
@@ -288,7 +288,7 @@ def _origin(latest: Attempt, job: TrainingJob | EvaluationJob, user_digest: str)
     return claim.origin, ""
 
 
-def _waits_too_long(attempt: Attempt) -> bool:
+def waits_too_long(attempt: Attempt) -> bool:
     """Whether the time of a job is up that still queues: the supervisor, who would see to it, has not begun."""
     deadline = attempt.claim.deadline_at
     return deadline is not None and time.time() > deadline and not attempt.supervisors.last()

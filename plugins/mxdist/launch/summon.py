@@ -12,13 +12,10 @@ from typing import Any
 
 import mxdist
 
-_FIRST = (
-    "import sys\n"
-    "f=open(0,'rb',0,closefd=False)\n"
-    "n=int(f.readline() or 0)\n"
-    "b=b''\n"
-    "while len(b)<n:b+=f.read(n-len(b)) or sys.exit(75)\n"
-    "exec(compile(b,'mxdist-bootstrap','exec'))"
+_FIRST = (  # one line without single quotes or exclamation marks: a csh at the other end breaks others up
+    'import sys;f=open(0,"rb",0,closefd=False);n=int(f.readline() or 0);b=bytearray();'
+    "[b.extend(f.read(n-len(b)) or sys.exit(75)) for _ in iter(lambda:len(b)<n,False)];"
+    'exec(compile(bytes(b),"mxdist-bootstrap","exec"))'
 )
 
 

@@ -13,7 +13,7 @@ from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from mxdist.barriers import reach
-from mxdist.errors import MxdistError, StoreError
+from mxdist.errors import LaunchError, MxdistError, StoreError
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.launch.base import Life
 from mxdist.launch.client import JobClient
@@ -171,11 +171,13 @@ class JobTrigger(BaseTrigger):
         if self.await_run and look.state.mlflow_run_url:
             return {"status": "tracked", **place}
         if _overdue(watch):
-            await self._retry(lambda: client.cancel(watch.attempt, by="deadline", reason="the deadline has passed"))
+            await self._ask_platform(
+                lambda: client.cancel(watch.attempt, by="deadline", reason="the deadline has passed")
+            )
             return None
         if not pulse.stale(look.state.heartbeat, now=time.monotonic()):
             return None
-        if await self._retry(lambda: client.launcher.life(watch.attempt)) is Life.ALIVE:
+        if await self._ask_platform(lambda: client.launcher.life(watch.attempt)) in (Life.ALIVE, None):
             pulse.reset(now=time.monotonic())
             return None
         return {"status": "lost", **place}
@@ -213,6 +215,16 @@ class JobTrigger(BaseTrigger):
                     self.log.warning("Still waiting for job %s, but: %s", self.job_key, error)
                 await asyncio.sleep(_BACKOFF_S[min(failures, len(_BACKOFF_S) - 1)])
                 failures += 1
+
+    async def _ask_platform(self, work: Callable[[], T]) -> T | None:
+        """Ask something of the platform; None if it does not answer now: that says nothing of the job."""
+        try:
+            return await self._retry(work)
+        except LaunchError as error:
+            if not error.retryable:
+                raise
+            self.log.warning("Still waiting for job %s, but: %s", self.job_key, error)
+            return None
 
     def _intend(self, client: JobClient, marked_success: bool) -> Attempt:
         attempt = JobRun(client.runs, self.job_key).attempt(self.attempt)

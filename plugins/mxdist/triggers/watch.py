@@ -11,6 +11,7 @@ from mxdist.store import Attempt, Result, State
 
 CURSOR = "watch.json"
 _CHUNKS_AT_ONCE = 20
+_PATIENT_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,12 @@ class Watch:
 class Pulse:
     """Notice a heartbeat that stopped. Only changes count: the job's clock and ours may differ.
 
-    :param stale_after_s: without a change for so long, the job may be dead.
+    :param stale_after_s: without a change for so long, the job may be dead. A job found alive all the same, as one in a
+        queue is, is left alone for twice as long each time, up to a minute.
     """
 
     def __init__(self, stale_after_s: float) -> None:
-        self._stale_after_s = stale_after_s
+        self._stale_after_s = self._patience_s = stale_after_s
         self._beat: float | None = None
         self._seen_at = 0.0
 
@@ -98,12 +100,13 @@ class Pulse:
         :param now: seconds on a clock that never jumps.
         """
         if beat != self._beat:
-            self._beat, self._seen_at = beat, now
-        return now - self._seen_at > self._stale_after_s
+            self._beat, self._seen_at, self._patience_s = beat, now, self._stale_after_s
+        return now - self._seen_at > self._patience_s
 
     def reset(self, *, now: float) -> None:
-        """Wait again for as long: somebody looked and found the job alive."""
+        """Wait again, for longer: somebody looked and found the job alive, or could not tell."""
         self._seen_at = now
+        self._patience_s = max(self._stale_after_s, min(2 * self._patience_s, _PATIENT_S))
 
 
 class ProgressLine:

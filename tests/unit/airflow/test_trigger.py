@@ -17,12 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit.airflow.watching import trigger_of
 
-from mxdist.errors import StoreError
+from mxdist.errors import LaunchError, StoreError
+from mxdist.launch import Life, LocalLauncher
 from mxdist.launch.client import JobClient
 from mxdist.spec import JobState, TrainingJob
 from mxdist.store import Attempt, JobRun, Result, State
 from mxdist.store.folder import FolderStore
 from mxdist.triggers.job import JobTrigger
+from mxdist.triggers.watch import Pulse
 
 pytestmark = pytest.mark.anyio
 
@@ -143,6 +145,54 @@ async def test_reports_a_job_without_a_sign_of_life(attempt: Attempt, runs_uri: 
     append(attempt, 1, 1, "last words")
     event = await first_event(trigger_of(attempt, runs_uri, stale_after_s=0.05))
     assert event == {"attempt": 1, "status": "lost", "chunk": 1, "line": 1}
+
+
+async def test_platform_that_does_not_answer_says_nothing_of_the_job(
+    attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch, task_log: TaskLog
+) -> None:
+    """A job in a queue has no heartbeat, and the controller is too busy to say that it waits there."""
+    answers = iter([LaunchError("squeue failed: Socket timed out"), Life.ALIVE, LaunchError("and once more")])
+
+    def life(self: LocalLauncher, attempt: Attempt) -> Life:
+        answer = next(answers, None)
+        if answer is None:
+            succeed(attempt)
+            return Life.DEAD
+        if isinstance(answer, LaunchError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(LocalLauncher, "life", life)
+    monkeypatch.setattr("mxdist.triggers.watch._PATIENT_S", 0.05)
+    event = await first_event(trigger_of(attempt, runs_uri, stale_after_s=0.05))
+    assert event["status"] in ("done", "lost")
+    assert next(answers, None) is None
+    assert "squeue failed: Socket timed out" in "".join(task_log.said)
+
+
+async def test_platform_that_cannot_be_asked_fails_with_the_reason(
+    attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def life(self: LocalLauncher, attempt: Attempt) -> Life:
+        raise LaunchError("the host key is another one", retryable=False)
+
+    monkeypatch.setattr(LocalLauncher, "life", life)
+    event = await first_event(trigger_of(attempt, runs_uri, stale_after_s=0.05))
+    assert event["status"] == "failed"
+    assert "the host key is another one" in event["message"]
+
+
+def test_a_job_that_waits_in_a_queue_is_asked_about_more_seldom() -> None:
+    pulse, now, asked = Pulse(10.0), 0.0, []
+    while now < 400:
+        if pulse.stale(0.0, now=now):
+            asked.append(now)
+            pulse.reset(now=now)
+        now += 1
+    pauses = [later - earlier for earlier, later in zip([0.0, *asked], asked, strict=False)]
+    assert pauses == [11, 21, 41, 61, 61, 61, 61, 61]
+    assert pulse.stale(1.0, now=401) is False
+    assert pulse.stale(1.0, now=412) is True
 
 
 async def test_beating_job_is_not_lost(attempt: Attempt, runs_uri: str) -> None:

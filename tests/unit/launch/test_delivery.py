@@ -166,3 +166,10 @@ def test_supervisor_that_does_not_start_leaves_no_secret(tmp_path: Path) -> None
     with pytest.raises(LaunchError, match="did not start"):
         errands.supervisor(document)
     assert [path.name for path in tmp_path.iterdir() if CANARY in path.read_text()] == []
+
+
+def test_the_command_survives_any_login_shell() -> None:
+    """In single quotes, csh and tcsh take neither a newline nor an exclamation mark."""
+    *words, text = command("/opt/node/bin/python")
+    assert words == ["/opt/node/bin/python", "-I", "-c"]
+    assert not set("\n'!\\") & set(text)

@@ -11,12 +11,7 @@
 #SBATCH --open-mode=append
 #SBATCH --export=MXDIST_SLURM
 export PATH="${PATH:-/usr/local/bin:/usr/bin:/bin}" HOME="${HOME:-$(getent passwd "$(id -u)" | cut -d: -f6)}"
-exec /opt/mxdist/bin/python -I -c 'import sys
-f=open(0,'"'"'rb'"'"',0,closefd=False)
-n=int(f.readline() or 0)
-b=b'"'"''"'"'
-while len(b)<n:b+=f.read(n-len(b)) or sys.exit(75)
-exec(compile(b,'"'"'mxdist-bootstrap'"'"','"'"'exec'"'"'))' <<'MXDIST_END'
+exec /opt/mxdist/bin/python -I -c 'import sys;f=open(0,"rb",0,closefd=False);n=int(f.readline() or 0);b=bytearray();[b.extend(f.read(n-len(b)) or sys.exit(75)) for _ in iter(lambda:len(b)<n,False)];exec(compile(bytes(b),"mxdist-bootstrap","exec"))' <<'MXDIST_END'
 10
 first = 1
 14
