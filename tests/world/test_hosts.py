@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,16 @@ def test_node_side_elsewhere_runs_from_the_bundle(jobs: Jobs) -> None:
     assert f"[1] package {folder}/mxdist/__init__.py" in lines
     assert "[1] helper 42" in lines
     assert (code / "user" / "helper.py").read_text() == "VALUE = 42"
+
+
+def test_no_rank_anywhere_dumps_its_memory(jobs: Jobs) -> None:
+    on_hosts(jobs)
+    resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)
+    script = "import resource; print('core', resource.getrlimit(resource.RLIMIT_CORE)[0])"
+    attempt = jobs.submit(across(jobs.job(script, ranks=2))).attempt
+    assert jobs.result(attempt).state is JobState.SUCCEEDED, log_of(attempt)
+
+    assert {"[0] core 0", "[1] core 0"} <= set(log_of(attempt))
 
 
 def test_agent_needs_nothing_that_is_slow_to_import() -> None:

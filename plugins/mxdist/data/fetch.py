@@ -30,6 +30,7 @@ from typing import IO
 from mxdist.data.manifest import DatasetStore, File, Manifest, load_manifest, sha256_of
 from mxdist.data.pool import in_parallel
 from mxdist.errors import DataError, NotFound
+from mxdist.private import make_private
 from mxdist.spec.cluster import Storage
 from mxdist.store import Credentials
 
@@ -88,7 +89,7 @@ def locked(path: Path, how: int) -> IO[str]:
 
     :raises BlockingIOError: another process holds it, and ``how`` says not to wait.
     """
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(path.parent)
     file = path.open("a")
     try:
         fcntl.flock(file, how)
@@ -112,7 +113,7 @@ def _locked(path: Path) -> Iterator[None]:
 def _fill(dataset: DatasetStore, manifest: Manifest, cache: Path, folder: Path) -> None:
     scratch = cache / "partial" / manifest.version
     shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
-    folder.mkdir(parents=True, exist_ok=True)
+    make_private(folder)
     _remove_strangers(folder, manifest)
     bad = [
         file
@@ -125,7 +126,7 @@ def _fill(dataset: DatasetStore, manifest: Manifest, cache: Path, folder: Path) 
     ]
     if not bad:
         return
-    scratch.mkdir(parents=True)
+    make_private(scratch)
     distinct = list({file.sha256: file for file in bad}.values())
     _need_space(sum(file.size for file in distinct if not _blob(cache, file).exists()), cache)
     with locked(cache / "locks" / BLOBS_LOCK, fcntl.LOCK_SH):
@@ -176,7 +177,7 @@ def _ensure_blob(dataset: DatasetStore, file: File, blob: Path, scratch: Path) -
     if digest != file.sha256:
         raise _damaged(dataset, file, "is damaged in the store: its SHA-256 does not match")
     partial.chmod(0o444)
-    blob.parent.mkdir(parents=True, exist_ok=True)
+    make_private(blob.parent)
     partial.replace(blob)
 
 
@@ -188,7 +189,7 @@ def _damaged(dataset: DatasetStore, file: File, problem: str) -> DataError:
 
 
 def _link(blob: Path, target: Path, scratch: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_private(target.parent)
     partial = scratch / uuid.uuid4().hex
     try:
         os.link(blob, partial)

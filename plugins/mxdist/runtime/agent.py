@@ -26,6 +26,7 @@ from typing import Any
 from mxdist import processes
 from mxdist.environment import base_environment
 from mxdist.errors import MxdistError
+from mxdist.private import dump_no_core
 from mxdist.runtime import nics
 from mxdist.runtime.crew import Crew, Order
 from mxdist.runtime.mirror import PIECE_BYTES, Mirror
@@ -303,6 +304,7 @@ def main() -> None:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="mxdist agent: %(message)s")
     document = json.loads(_read(int(sys.argv[sys.argv.index("--document") + 1])))
     processes.adopt_orphans()
+    dump_no_core()
     wake = Wake()
     given = document.get("environment") or {}
     environment = {**base_environment(os.environ), **given}

@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import logging
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +23,7 @@ from mxdist import processes
 from mxdist.environment import SUPERVISOR_SECRETS
 from mxdist.errors import Fenced, HostLost, LaunchError, MxdistError
 from mxdist.launch.plan import Plan, build_plan
+from mxdist.private import dump_no_core
 from mxdist.runtime import exit_codes
 from mxdist.runtime.arrival import (
     Given,
@@ -358,7 +358,7 @@ def _detach() -> int:
 
 def _supervise(place: Place, attempt: Attempt, given: Given, incarnation: int, wake: Wake) -> None:
     log.info("supervisor %d of attempt %d of %s", incarnation, attempt.number, attempt.claim.job_key)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    dump_no_core()
     processes.terminate(place.token, grace_s=0, exclude=(os.getpid(), os.getppid()))
     if attempt.result() is not None:
         return

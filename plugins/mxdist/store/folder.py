@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from mxdist.errors import NotFound, StoreError
+from mxdist.private import make_private
 from mxdist.store.base import Entry, Store
 
 _PARTIAL = ".partial-"
@@ -93,7 +94,7 @@ class FolderStore(Store):
         return self._folder / key
 
     def _partial(self, path: Path) -> Path:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(path.parent)
         return path.with_name(f"{_PARTIAL}{uuid.uuid4().hex}")
 
     def _replace(self, key: str, fill: object) -> None:
