@@ -128,6 +128,21 @@ def test_secret_that_a_killed_launcher_did_not_make_is_made_by_the_next(
     assert again.metadata.name == secret.metadata.name
 
 
+def test_job_whose_secret_is_refused_is_deleted_and_made_by_the_next_try(cluster: Cluster, tmp_path: Path) -> None:
+    namespace = cluster.namespace()
+    cluster.grant(namespace, [rule for rule in documented_rules() if "secrets" not in rule["resources"]])
+    attempt = attempt_in(namespace, tmp_path)
+    with pytest.raises(LaunchError, match=r'cannot create resource "secrets".*docs/kubernetes.md'):
+        launcher_of(cluster).start(attempt, BUNDLE, incarnation=1, secrets=KEYS)
+    (job,) = cluster.jobs(namespace)
+    assert "deletionTimestamp" in job["metadata"]
+    cluster.release(job)
+    assert launcher_of(cluster).life(attempt) is Life.NEVER
+
+    assert launcher_of(cluster, ADMIN).start(attempt, BUNDLE, incarnation=1, secrets=KEYS)
+    assert len(cluster.core.list_namespaced_secret(namespace).items) == 1
+
+
 def test_secret_that_the_job_names_is_used_instead(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
     attempt = attempt_in(namespace, tmp_path, secret="ours")
     launcher_of(cluster).start(attempt, BUNDLE, incarnation=1, secrets=KEYS)

@@ -141,7 +141,13 @@ class KubernetesLauncher(Launcher):
         manifest = self._manifest(attempt, bundle, incarnation, nonce, own or job.cluster.kubernetes.secret)
         made, ours = self._create(attempt, manifest, nonce)
         if own is not None:
-            self._ensure_secret(attempt, made, keys)
+            try:
+                self._ensure_secret(attempt, made, keys)
+            except LaunchError:
+                if ours:  # it would wait for its Secret, and whoever tries again would find it alive
+                    with suppress(LaunchError):
+                        self.api.delete_job(made["metadata"]["namespace"], name)
+                raise
         return ours
 
     def life(self, attempt: Attempt) -> Life:
@@ -221,6 +227,8 @@ class KubernetesLauncher(Launcher):
             return self.api.create_job(manifest), True
         except Exists:
             found = self.api.job(namespace, name)
+        except LaunchError as error:
+            return self._made_in_spite_of(error, namespace, name, nonce), True
         if found["metadata"].get("labels", {}).get(TOKEN_LABEL) != token_label(attempt.claim.token):
             raise LaunchError(
                 f"there is an MPIJob {name} in namespace {namespace} that belongs to another attempt.",
@@ -230,8 +238,20 @@ class KubernetesLauncher(Launcher):
         why = self._hopeless(attempt, found)
         if why:
             self._give_up(attempt, found, why)
-        # Also when the answer to our own request was lost on its way.
-        return found, found["metadata"].get("annotations", {}).get(NONCE_NOTE) == nonce
+        # Also when the answer to our own request was lost on its way, and the client asked again.
+        return found, _nonce_of(found) == nonce
+
+    def _made_in_spite_of(self, error: LaunchError, namespace: str, name: str, nonce: str) -> dict[str, Any]:
+        """Return the MPIJob that this call made although the server's answer was ``error``, such as a lost one.
+
+        :raises LaunchError: ``error``: it did not, or nobody can tell.
+        """
+        if error.retryable:
+            with suppress(LaunchError):
+                found = self.api.job(namespace, name)
+                if _nonce_of(found) == nonce:
+                    return found
+        raise error
 
     def _give_up(self, attempt: Attempt, job: Mapping[str, Any], why: str) -> None:
         """Count a start that came to nothing, so that the next one is another, and say why."""
@@ -326,6 +346,11 @@ def _check_reach(job: TrainingJob | EvaluationJob, runs_uri: str) -> None:
         problems.append(Problem("cluster.code", "pods share no disk with the host that submits: use bundle or image"))
     if problems:
         raise SpecError("The job", problems)
+
+
+def _nonce_of(job: Mapping[str, Any]) -> str | None:
+    nonce: str | None = job["metadata"].get("annotations", {}).get(NONCE_NOTE)
+    return nonce
 
 
 def _described(pod: Mapping[str, Any]) -> str:
