@@ -262,7 +262,7 @@ def test_a_second_job_of_the_same_name_finds_the_place_taken(site: Site) -> None
     attempt = site.submit(job)
     site.training(attempt)
     launcher = site.launcher
-    name = job_name("job", attempt.number, 1)
+    name = job_name("job", attempt.number, 1, attempt.claim.token)
     script = launcher._script(attempt, collect(job), name, 1, site.secrets())
     second = launcher._submit(script.replace("#SBATCH --dependency=singleton\n", ""), name, site.secrets())
 

@@ -107,7 +107,7 @@ class SlurmLauncher(Launcher):
         return build_plan(job, job_key, runs_uri=runs_uri, python=self._python_of(job), workdir=workdir, cores=())
 
     def sends(self, job: TrainingJob | EvaluationJob, job_key: str, *, runs_uri: str) -> tuple[Sent, ...]:
-        name = job_name(job_key, "<attempt>", "<incarnation>")
+        name = job_name(job_key, "<attempt>", "<incarnation>", None)
         constant = "<constant text, and a document that names the attempt and its code>"
         text = batch_script(
             job, place(job), name=name, names=SECRET_NAMES, python=self._python_of(job), frames=constant
@@ -120,7 +120,7 @@ class SlurmLauncher(Launcher):
             return self._start(attempt, bundle, incarnation, secrets)
 
     def _start(self, attempt: Attempt, bundle: Bundle, incarnation: int, secrets: Mapping[str, str]) -> bool:
-        name = job_name(attempt.claim.job_key, attempt.number, incarnation)
+        name = _name(attempt, incarnation)
         known = [one for one in self._queue([name]) if not one.over]
         if known or attempt.supervisors.last() >= incarnation:
             return False
@@ -152,8 +152,7 @@ class SlurmLauncher(Launcher):
 
     def _living(self, attempt: Attempt) -> list[Queued]:
         numbers = range(1, attempt.supervisors.last() + 2)
-        names = [job_name(attempt.claim.job_key, attempt.number, number) for number in numbers]
-        return [one for one in self._queue(names) if not one.over]
+        return [one for one in self._queue(_name(attempt, number) for number in numbers) if not one.over]
 
     def _queue(self, names: Iterable[str]) -> list[Queued]:
         """Return the user's jobs with these names, also those that have ended a short time ago."""
@@ -197,7 +196,7 @@ class SlurmLauncher(Launcher):
 
     def _await(self, attempt: Attempt, incarnation: int, number: str) -> bool:
         """Wait until the supervisor has claimed its place, or the job has to wait for its turn."""
-        name = job_name(attempt.claim.job_key, attempt.number, incarnation)
+        name = _name(attempt, incarnation)
         begun = time.monotonic()
         while True:
             claimed = _claimed_by(attempt, incarnation)
@@ -272,6 +271,10 @@ def _batch() -> str:
     import mxdist
 
     return (Path(mxdist.__file__).parent / "runtime" / "slurm_batch.py").read_text(encoding="utf-8")
+
+
+def _name(attempt: Attempt, incarnation: int) -> str:
+    return job_name(attempt.claim.job_key, attempt.number, incarnation, attempt.claim.token)
 
 
 def _claimed_by(attempt: Attempt, incarnation: int) -> str | None:

@@ -7,6 +7,7 @@ sbatch, and everything else travels in frames that Python reads from its standar
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import shlex
@@ -33,9 +34,13 @@ _END = "MXDIST_END"
 _LEAD_S = 60  # Slurm's clock for signals before the time limit is that coarse
 
 
-def job_name(job_key: str, attempt: int | str, incarnation: int | str) -> str:
-    """Return the name of the Slurm job for one supervisor of an attempt."""
-    return f"mxdist-{job_key}-{attempt}-{incarnation}"
+def job_name(job_key: str, attempt: int | str, incarnation: int | str, token: str | None) -> str:
+    """Return the name of the Slurm job for one supervisor of an attempt.
+
+    :param token: the attempt's, for another run store may have the same key; None: there is no attempt yet.
+    """
+    digest = hashlib.sha256(token.encode()).hexdigest()[:8] if token is not None else "xxxxxxxx"
+    return f"mxdist-{job_key}-{attempt}-{incarnation}-{digest}"
 
 
 def directives(

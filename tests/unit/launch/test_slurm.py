@@ -18,6 +18,7 @@ from mxdist.launch.bundle import Bundle
 from mxdist.launch.hosts import HostPlan
 from mxdist.launch.slurm import OVER, SlurmLauncher
 from mxdist.launch.slurm_commands import Here, Ran, There
+from mxdist.launch.slurm_script import job_name
 from mxdist.spec import parse_job
 from mxdist.ssh import SshAccess, connections
 from mxdist.store import Attempt, JobRun, open_store
@@ -118,6 +119,41 @@ def test_a_job_in_the_queue_is_not_submitted_again(attempt: Attempt) -> None:
     assert [asked[0][0] for asked in said.asked] == ["squeue"]
 
 
+class Shared(Said):
+    """One queue for jobs of several run stores; as the real one, it shows those with the names that are asked for."""
+
+    def run(self, command: Sequence[str], *, text: str = "", environment: Mapping[str, str] | None = None) -> Ran:
+        if command[0] != "squeue":
+            return super().run(command, text=text, environment=environment)
+        self.asked.append((list(command), text, {}))
+        (names,) = [word.removeprefix("--name=").split(",") for word in command if word.startswith("--name=")]
+        return Ran(0, "\n".join(line for line in self.queue if line.rpartition("|")[2] in names), "")
+
+
+def test_the_same_key_in_another_run_store_is_another_job(attempt: Attempt, tmp_path: Path) -> None:
+    other = JobRun(open_store(str(tmp_path / "others")), "key").claim(attempt.claim.parsed(), after=0)
+    running = row("RUNNING").replace("mxdist-key-1-1", job_name("key", 1, 1, other.claim.token))
+    said = Shared([running])
+    assert launcher(said).life(other) is Life.ALIVE
+    assert launcher(said).life(attempt) is Life.NEVER
+    launcher(said).kill(attempt, grace_s=0)
+    assert said.queue == [running]
+    with pytest.raises(LaunchError, match="before its supervisor had started"):  # submitted, and the queue forgets it
+        launcher(said).start(attempt, bundle(), incarnation=1, secrets={})
+    assert "sbatch" in {asked[0][0] for asked in said.asked}
+
+
+def test_two_clients_submit_the_same_incarnation_by_one_name(attempt: Attempt) -> None:
+    names = []
+    for found in (attempt, JobRun(attempt.job.runs, "key").claim(attempt.claim.parsed(), after=0)):
+        said = Said()
+        with pytest.raises(LaunchError, match="before its supervisor had started"):
+            launcher(said).start(found, bundle(), incarnation=1, secrets={})
+        names += [asked[2]["MXDIST_SLURM"] for asked in said.asked if asked[0][0] == "sbatch"]
+    assert len(names) == 2
+    assert len(set(names)) == 1
+
+
 def test_a_place_that_is_claimed_is_not_asked_for_again(attempt: Attempt) -> None:
     claim(attempt, 1)
     said = Said()
@@ -136,7 +172,10 @@ def test_secrets_travel_beside_the_script(attempt: Attempt, monkeypatch: pytest.
     assert command == ["sbatch", "--parsable"]
     assert "canary" not in script
     assert "--export=MXDIST_SLURM,AWS_SECRET_ACCESS_KEY\n" in script
-    assert environment == {"AWS_SECRET_ACCESS_KEY": "canary-1", "MXDIST_SLURM": "mxdist-key-1-1"}
+    assert environment == {
+        "AWS_SECRET_ACCESS_KEY": "canary-1",
+        "MXDIST_SLURM": job_name("key", 1, 1, attempt.claim.token),
+    }
 
 
 @pytest.mark.parametrize(
@@ -197,7 +236,7 @@ def test_the_plan_shows_the_script_without_anything_secret(attempt: Attempt, mon
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-1")
     (sent,) = launcher(Said()).sends(attempt.claim.parsed(), "key", runs_uri="s3://bucket/runs")
     assert sent.title == "sbatch script, on head"
-    assert "#SBATCH --job-name=mxdist-key-<attempt>-<incarnation>\n" in sent.text
+    assert "#SBATCH --job-name=mxdist-key-<attempt>-<incarnation>-xxxxxxxx\n" in sent.text
     assert "canary" not in sent.text
 
 

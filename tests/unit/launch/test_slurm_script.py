@@ -31,7 +31,7 @@ def job(nodes: int = 2, slots: int = 1, **slurm: Any) -> TrainingJob:
 
 
 def script(job: TrainingJob, *, names: tuple[str, ...] = ()) -> str:
-    name = job_name("train-1a2b", 1, 1)
+    name = job_name("train-1a2b", 1, 1, "abc")
     frames = payload("first = 1\n", {"attempt": 1}, "boot = 1\n")
     return batch_script(job, place(job), name=name, names=names, python=PYTHON, frames=frames)
 
@@ -63,6 +63,13 @@ def test_scripts_are_as_they_were(golden: str, made: Any) -> None:
     if os.environ.get("MXDIST_GOLDEN"):
         path.write_text(made())
     assert made() == path.read_text()
+
+
+def test_the_name_tells_attempts_of_one_key_apart() -> None:
+    """The digest of "abc" is the first example of FIPS 180-2."""
+    assert job_name("key", 1, 2, "abc") == "mxdist-key-1-2-ba7816bf"
+    assert job_name("key", 1, 2, "abd") != job_name("key", 1, 2, "abc")
+    assert len(job_name("key", 1, 2, None)) == len(job_name("key", 1, 2, "abc"))
 
 
 def test_shell_reads_the_script_and_python_the_frames(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 #!/bin/bash -l
-#SBATCH --job-name=mxdist-train-1a2b-1-1
+#SBATCH --job-name=mxdist-train-1a2b-1-1-ba7816bf
 #SBATCH --dependency=singleton
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=1
