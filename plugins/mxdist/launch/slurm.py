@@ -42,8 +42,9 @@ OVER = frozenset(
 )  # fmt: skip
 """States of jobs that do not come back. A job that does is PENDING, or about to be."""
 
-_ROW = re.compile(r"^mxdist\|(\d+)\|([A-Z_]+)[^|]*\|([^|]*)\|([^|]*)\|(.*)$")
-_FORMAT = "mxdist|%i|%T|%r|%B|%j"
+_ROW = re.compile(r"^mxdist\|(\d+)\|([A-Z_]+)[^|]*\|([^|]*)\|([^|]*)\|([^|]*)\|(.*)$")
+_FORMAT = "mxdist|%i|%T|%r|%B|%M|%j"
+_RAN = re.compile(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)")
 _QUEUED_S = 6.0  # what waits longer waits for its turn
 _START_S = 120.0
 _GONE_S = 150.0  # KillWait, and an epilog
@@ -66,12 +67,14 @@ class Queued:
 
     :param state: without what some versions put after it (``CANCELLED by 1000``).
     :param host: its first node, once it has one.
+    :param ran_s: how long it has been running since it was started last.
     """
 
     number: str
     state: str
     reason: str
     host: str
+    ran_s: int
     name: str
 
     @property
@@ -141,7 +144,8 @@ class SlurmLauncher(Launcher):
         waiting = all(one.state == "PENDING" for one in living)
         if not living or (waiting and attempt.cancel_intent() is not None):  # who waits cannot act on a cancel
             return Life.DEAD if number else Life.NEVER
-        mute = number and all(one.state == "RUNNING" for one in living) and attempt.result() is None
+        long = all(one.state == "RUNNING" and one.ran_s > _SILENT_S for one in living)  # else nobody could be heard yet
+        mute = number and long and attempt.result() is None
         if mute and time.time() - _heard(attempt, number) > _SILENT_S:
             return Life.DEAD
         return Life.ALIVE
@@ -163,7 +167,7 @@ class SlurmLauncher(Launcher):
                 f"squeue failed on {self._commands.where}: {_line(ran.err)}", hint="`scontrol ping` tells more."
             )
         rows = [_ROW.match(line) for line in ran.out.splitlines()]
-        return [Queued(row[1], row[2], row[3], row[4], row[5]) for row in rows if row]
+        return [Queued(row[1], row[2], row[3], row[4], _seconds(row[5]), row[6]) for row in rows if row]
 
     def _script(self, attempt: Attempt, bundle: Bundle, name: str, incarnation: int, secrets: Mapping[str, str]) -> str:
         job = attempt.claim.parsed()
@@ -271,6 +275,15 @@ def _batch() -> str:
     import mxdist
 
     return (Path(mxdist.__file__).parent / "runtime" / "slurm_batch.py").read_text(encoding="utf-8")
+
+
+def _seconds(ran: str) -> int:
+    """Return a time as squeue writes it, ``days-hours:minutes:seconds``; 0 for what is none, such as ``INVALID``."""
+    found = _RAN.fullmatch(ran.strip())
+    if not found:
+        return 0
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _name(attempt: Attempt, incarnation: int) -> str:

@@ -64,8 +64,8 @@ def launcher(said: Said) -> SlurmLauncher:
     return SlurmLauncher(python="/opt/python", commands=said)
 
 
-def row(state: str, *, number: int = 17, incarnation: int = 1, reason: str = "None") -> str:
-    return f"mxdist|{number}|{state}|{reason}|node1|mxdist-key-1-{incarnation}"
+def row(state: str, *, number: int = 17, incarnation: int = 1, reason: str = "None", ran: str = "1-00:00:00") -> str:
+    return f"mxdist|{number}|{state}|{reason}|node1|{ran}|mxdist-key-1-{incarnation}"
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,19 @@ def test_a_job_that_runs_and_is_not_heard_for_long_is_dead(attempt: Attempt) -> 
     claim(attempt, 1, at=time.time() - 3600)
     assert launcher(Said([row("RUNNING")])).life(attempt) is Life.DEAD
     assert launcher(Said([row("PENDING")])).life(attempt) is Life.ALIVE  # requeued: it has nobody to be heard
+
+
+@pytest.mark.parametrize(
+    ("ran", "life"),
+    [
+        ("0:00", Life.ALIVE), ("14:59", Life.ALIVE), ("INVALID", Life.ALIVE), ("", Life.ALIVE), ("N/A", Life.ALIVE),
+        ("15:01", Life.DEAD), ("1:00:00", Life.DEAD), ("2-00:00:00", Life.DEAD), ("  20:00 ", Life.DEAD),
+    ],
+)  # fmt: skip
+def test_a_requeued_job_has_time_to_be_heard_when_it_runs_again(attempt: Attempt, ran: str, life: Life) -> None:
+    """The last that was heard is of the run before, and the job may have waited for hours since."""
+    claim(attempt, 1, at=time.time() - 7200)
+    assert launcher(Said([row("RUNNING", ran=ran)])).life(attempt) is life
 
 
 def test_who_waits_cannot_act_on_a_cancel(attempt: Attempt) -> None:
