@@ -24,6 +24,16 @@ _TIMEOUT_S = 60.0
 _KEPT = ("HOME", "LANG", "LOGNAME", "PATH", "SLURM_CONF", "SLURM_JWT", "TZ", "USER")
 """What Slurm's commands may know of our environment: SBATCH_* and SLURM_* would override what the script asks for."""
 
+_CLEAN = r"""
+for name in $(env | sed -nE 's/^((SBATCH|SCANCEL|SLURM|SQUEUE)_[A-Za-z0-9_]*)=.*/\1/p'); do
+    case $name in
+        SLURM_CONF | SLURM_JWT) ;;
+        *) (unset "$name") 2>/dev/null && unset "$name" ;;
+    esac
+done
+"""
+"""The same for what a profile has set; what it has made read-only cannot be unset, and would end the shell."""
+
 _END = "MXDIST_INPUT_END"
 
 
@@ -95,7 +105,7 @@ class There:
     def run(self, command: Sequence[str], *, text: str = "", environment: Mapping[str, str] | None = None) -> Ran:
         """See ``Commands``."""
         end = f"{_END}_{uuid.uuid4().hex}"  # no line of a job's own can be it
-        lines = [f"export {name}={shlex.quote(value)}" for name, value in (environment or {}).items()]
+        lines = [_CLEAN, *(f"export {name}={shlex.quote(value)}" for name, value in (environment or {}).items())]
         lines += [f"{shlex.join(command)} <<'{end}'", text.removesuffix("\n"), end, ""]
         with self.kept() as ssh:
             done = ssh.run(self._head, ["sh", "-l", "-s"], stdin="\n".join(lines).encode(), timeout_s=_TIMEOUT_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -237,6 +238,31 @@ def test_input_of_a_command_on_a_head_node_runs_nothing_there(monkeypatch: pytes
     monkeypatch.setattr(connections.Ssh, "run", run)
     text = "MXDIST_INPUT_END\necho $((6 * 7)) `id`\n'"
     assert There(HostPlan("head", 1), SshAccess()).run(["cat"], text=text).out == f"{text}\n"
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash"])
+def test_a_profile_of_a_head_node_does_not_override_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str
+) -> None:
+    (tmp_path / ".profile").write_text(
+        "export SBATCH_PARTITION=other SLURM_CLUSTERS=c2 SQUEUE_STATES=PENDING SCANCEL_STATE=RUNNING SLURM_JWT=j\n"
+        "export SLURM_CONF=/etc/s.conf MODULES=m SBATCH_COMMENT='a b\nSLURM_x y=z'\n"
+        "export SBATCH_QOS=low; readonly SBATCH_QOS\n"
+    )
+
+    def run(ssh: object, host: HostPlan, command: Sequence[str], *, stdin: bytes, timeout_s: float) -> Any:
+        assert command[0] == "sh"
+        environment = {"HOME": str(tmp_path), "PATH": os.environ["PATH"]}
+        words = [shell, *command[1:]]
+        done = subprocess.run(words, input=stdin, env=environment, capture_output=True, timeout=timeout_s, check=True)
+        return connections.Done(done.returncode, done.stdout, done.stderr)
+
+    monkeypatch.setattr(connections.Ssh, "run", run)
+    ran = There(HostPlan("head", 1), SshAccess()).run(["env"], environment={"MXDIST_SLURM": "n", "SBATCH_MINE": "m"})
+    found = {line for line in ran.out.splitlines() if line.startswith(("S", "MXDIST", "MODULES"))}
+    kept = {"SLURM_CONF=/etc/s.conf", "SLURM_JWT=j", "MODULES=m", "MXDIST_SLURM=n", "SBATCH_MINE=m", "SBATCH_QOS=low"}
+    assert {line for line in found if not line.startswith("SHLVL")} == kept
+    assert ran.err == ""
 
 
 def test_without_slurm_here_it_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
