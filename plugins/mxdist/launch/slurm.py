@@ -321,7 +321,10 @@ def _refused(said: str, where: str) -> LaunchError:
     busy = any(words in low for words in ("unable to contact", "socket timed out", "temporarily", "connect failure"))
     if busy:
         hint = "Does the controller live? `scontrol ping` says so."
-    return LaunchError(f"sbatch on {where} refused the job: {said}", hint=hint, retryable=busy)
+    full = "submitjob" in low  # AssocMaxSubmitJobLimit, QOSMaxSubmitJobPerUserLimit, and their like
+    if full:
+        hint = "The user has as many jobs in the queue as allowed: wait until some have ended."
+    return LaunchError(f"sbatch on {where} refused the job: {said}", hint=hint, retryable=busy or full)
 
 
 def _line(text: str) -> str:

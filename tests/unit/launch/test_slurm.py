@@ -192,6 +192,11 @@ def test_secrets_travel_beside_the_script(attempt: Attempt, monkeypatch: pytest.
     }
 
 
+_POLICY = (
+    "Batch job submission failed: Job violates accounting/QOS policy (job submit limit, user's size and/or time limits)"
+)
+
+
 @pytest.mark.parametrize(
     ("said", "hint", "retryable"),
     [
@@ -204,6 +209,9 @@ def test_secrets_travel_beside_the_script(attempt: Attempt, monkeypatch: pytest.
         ("Batch job submission failed: Invalid generic resource (gres) specification", "gres, gpus_per_node", False),
         ("Batch job submission failed: Unable to contact slurm controller (connect failure)", "scontrol ping", True),
         ("Batch job submission failed: Socket timed out on send/recv operation", "scontrol ping", True),
+        ("AssocMaxSubmitJobLimit\nsbatch: error: " + _POLICY, "as many jobs in the queue", True),
+        ("QOSMaxSubmitJobPerUserLimit\nsbatch: error: " + _POLICY, "as many jobs in the queue", True),
+        ("QOSMaxWallDurationPerJobLimit\nsbatch: error: " + _POLICY, "time_limit_s", False),
     ],
 )  # fmt: skip
 def test_refusals_name_the_field(attempt: Attempt, said: str, hint: str, retryable: bool) -> None:
