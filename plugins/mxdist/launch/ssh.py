@@ -38,6 +38,7 @@ DEFAULT_WORKDIR = "~/.local/state/mxdist/jobs"
 _START_S = 180.0  # a host gets the code, and its supervisor reaches the run store
 _LIFE_S = 30.0
 _END_S = 60.0  # beyond the grace
+_GIVEN_UP_S = 3600.0  # without a sign of life
 _GUARD_S = 40.0  # beyond the link's timeout: for a guard to end what it guards
 
 
@@ -272,9 +273,17 @@ def _not_ended(attempt: Attempt, failed: Mapping[str, LaunchError], link_timeout
 
 
 def _left_to_guards(attempt: Attempt, link_timeout_s: float) -> bool:
-    """Whether the attempt is over so long that even hosts out of reach have ended its ranks: no supervisor pings."""
+    """Whether the attempt is over so long that even hosts out of reach have ended its ranks: no supervisor pings.
+
+    One without a result is over as well when it is to end and nothing was heard of it for long: its first host is gone
+    for good, and would block the job's key for ever. Were it to come back, nothing that it writes counts any more.
+    """
     result = attempt.result()
-    return result is not None and time.time() - result.ended_at > link_timeout_s + _GUARD_S
+    if result is not None:
+        return time.time() - result.ended_at > link_timeout_s + _GUARD_S
+    document = _document_of(attempt, attempt.supervisors.last()) or {"at": 0.0}
+    heard_at = max(attempt.read_state().heartbeat, document["at"])
+    return attempt.cancel_intent() is not None and time.time() - heard_at > max(_GIVEN_UP_S, link_timeout_s + _GUARD_S)
 
 
 def _ever_started(attempt: Attempt) -> bool:

@@ -237,8 +237,11 @@ class Agent:
         assert self._ending is not None  # noqa: S101  # for the type checker
         _, number, problems = self._ending
         self._ending = None
+        late = self._crew.reap()  # all have ended: none of them may be told of in the next world
         for line in self._mirror.changes(final=True) if self._mirror else ():
             self._mouth.say(line)
+        for name, code in late.items():
+            self._mouth.say(say("exit", name=name, code=code))
         self._mirror = None
         self._mouth.say(say("reply", id=number, **({"error": problems[0], "retryable": True} if problems else {})))
 

@@ -19,7 +19,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-_RTM_NEWADDR, _RTM_GETADDR, _NLMSG_DONE = 20, 22, 3
+_RTM_NEWADDR, _RTM_GETADDR, _NLMSG_DONE, _NLMSG_ERROR = 20, 22, 3, 2
+_KERNEL_S = 5.0
 _NLM_F_REQUEST_DUMP = 0x301
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
 _REACH_S = 3.0
@@ -181,12 +182,13 @@ def _family(address: str) -> socket.AddressFamily:
 def _dump(family: socket.AddressFamily) -> Iterator[Address]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as kernel:  # type: ignore[attr-defined,unused-ignore]
         body = struct.pack("=BBBBi", family, 0, 0, 0, 0)
+        kernel.settimeout(_KERNEL_S)
         kernel.sendall(struct.pack("=IHHII", 16 + len(body), _RTM_GETADDR, _NLM_F_REQUEST_DUMP, 1, 0) + body)
         while True:
             data = kernel.recv(1 << 17)
             while len(data) >= 16:
                 length, kind = struct.unpack_from("=IH", data)
-                if kind == _NLMSG_DONE or length < 16:
+                if kind in (_NLMSG_DONE, _NLMSG_ERROR) or length < 16:
                     return
                 if kind == _RTM_NEWADDR:
                     yield from _address(family, data[16:length])

@@ -56,6 +56,7 @@ class AgentLink(HostLink):
         self._ended: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
         self._stopped: set[str] = set()
         self._pieces: dict[int, Path] = {}
+        self._spoilt: dict[int, str] = {}
         self._chatter: list[str] = []
         self._heard = self._warned = False
         self._closing = threading.Event()
@@ -92,6 +93,7 @@ class AgentLink(HostLink):
         self._stopped = set()
         seed = None if journal is None else pack(journal)
         self._ask("world", number=number, job=job, names=list(names), journal=seed)
+        self._ended = queue.SimpleQueue()  # what is still in it ended with the last world
 
     def start(self, orders: Sequence[Order]) -> dict[str, Started]:
         answer = self._ask("start", orders=[asdict(one) for one in orders])
@@ -129,6 +131,9 @@ class AgentLink(HostLink):
             self._ask("fetch", ident=number, timeout_s=float("inf"), name=name)
         finally:
             del self._pieces[number]
+            spoilt = self._spoilt.pop(number, None)
+        if spoilt is not None:
+            raise LaunchError(f"{name} of {self.name} cannot be kept here: {spoilt}", hint="Check free space.")
 
     def keep_port(self, address: str) -> int:
         return int(self._ask("port", address=address)["port"])
@@ -260,11 +265,15 @@ class AgentLink(HostLink):
         if root is None:
             return
         path = root / said["path"]
-        if not path.resolve().is_relative_to(root.resolve()):
-            raise OSError(f"{said['path']!r} leaves {root}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb" if said["first"] else "ab") as file:
-            file.write(unpack(said["data"]))
+        try:
+            if not path.resolve().is_relative_to(root.resolve()):
+                raise OSError(f"{said['path']!r} leaves {root}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb" if said["first"] else "ab") as file:
+                file.write(unpack(said["data"]))
+        except OSError as error:
+            self._spoilt.setdefault(said["id"], str(error))
+            raise
 
     def _lose(self, why: str) -> None:
         """Note that the host cannot be reached; whoever waits for an answer, or for the pipe, is told."""

@@ -118,9 +118,10 @@ class Supervisor:
             try:
                 ended = self._one_world()
             except HostLost as error:
-                ended = Ended(failure=host_lost(error))
+                ended = Ended(stop=self._stop_wanted(), failure=host_lost(error))
             except (LaunchError, OSError) as error:
-                ended = Ended(failure=Failure(Cause("internal", str(error), True, host=self._host), restart=False))
+                cause = Cause("internal", str(error), getattr(error, "retryable", True), host=self._host)
+                ended = Ended(stop=self._stop_wanted(), failure=Failure(cause, restart=False))
             failure = ended.failure
             if self._comes_back(ended):
                 return None
@@ -139,7 +140,8 @@ class Supervisor:
         """Whether the platform starts this job again, with other hosts if need be: then nothing is settled yet."""
         if self._slurm_job is None or self._reporter.cancel is not None:
             return False
-        lost_host = ended.failure is not None and ended.failure.restart and ended.failure.cause.kind == "host"
+        failure = ended.failure if ended.stop is None else None
+        lost_host = failure is not None and failure.restart and failure.cause.kind == "host"
         if ended.stop is Stop.PREEMPT:
             back = self._slurm_job.comes_back()
         else:
@@ -240,7 +242,7 @@ class Supervisor:
     def _ask_to_stop(self, world: World, stop: Stop) -> bool:
         try:
             world.ask_to_stop(stop.value)
-        except OSError as error:  # a full disk: no checkpoint can be written either
+        except (OSError, LaunchError) as error:  # a full disk, here or there: no checkpoint can be written either
             self._status.note(f"the ranks cannot be asked to end, so they are killed: {error}")
             return False
         return True
@@ -339,7 +341,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     incarnation = next_incarnation(attempt, options.incarnation, options.again)
     ours = claim_place(attempt, incarnation, options.secrets)
     if tell is not None:
-        os.write(tell, b"1")
+        with contextlib.suppress(BrokenPipeError):  # the starter lost patience; the place is ours all the same
+            os.write(tell, b"1")
         os.close(tell)
     if ours:
         _supervise(place, attempt, Given(told, secrets), incarnation, wake)

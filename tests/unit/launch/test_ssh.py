@@ -140,5 +140,21 @@ def test_hosts_out_of_reach_keep_no_new_attempt_waiting_once_their_guards_have_a
     SshLauncher().kill(unreachable, grace_s=0)
 
 
+def test_a_first_host_that_is_gone_for_good_does_not_block_the_job_for_ever(unreachable: Attempt) -> None:
+    supervised(unreachable, at=time.time() - 4000)
+    with pytest.raises(LaunchError, match="guard"):
+        SshLauncher().kill(unreachable, grace_s=0)  # nobody wants it to end
+    unreachable.request_cancel("user", "enough")
+    SshLauncher().kill(unreachable, grace_s=0)
+
+
+def test_a_host_out_of_reach_that_was_heard_of_is_waited_for(unreachable: Attempt) -> None:
+    supervised(unreachable, at=time.time() - 4000)
+    unreachable.request_cancel("user", "enough")
+    unreachable.write_state(replace(unreachable.read_state(), heartbeat=time.time() - 600))
+    with pytest.raises(LaunchError, match="guard"):
+        SshLauncher().kill(unreachable, grace_s=0)
+
+
 def test_what_never_started_needs_no_reaching(unreachable: Attempt) -> None:
     SshLauncher().kill(unreachable, grace_s=0)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
+import secrets
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -31,6 +32,7 @@ from mxdist.runtime.update import Update
 log = logging.getLogger(__name__)
 
 _ALIGNED = 64  # bytes: what oneDNN's kernels like, and a line of every cache
+_MARK_BYTES = 32
 _BLOCK = 1 << 16  # numbers that are added and handed out while they are in the cache
 
 
@@ -105,24 +107,48 @@ def _digest(text: str) -> bytes:
 def _map(group: Group, size: int) -> mmap.mmap | None:
     """Return memory of ``size`` bytes for each rank, which all ranks see; None if this rank cannot have it."""
     created = _create(size * group.size) if group.rank == 0 else None
-    place = group.share(lambda: None if created is None else f"/proc/{os.getpid()}/fd/{created}")
+    place = group.share(lambda: None if created is None else (f"/proc/{os.getpid()}/fd/{created}", _mark(created)))
     memory = None
     if place is not None:
         try:
-            opened = os.open(place, os.O_RDWR)
-            memory = mmap.mmap(opened, size * group.size)
-            os.close(opened)
-        except OSError as error:
-            log.info("%s cannot be mapped: %s", place, error)
+            memory = _open(place[0], size * group.size, place[1])
+        except (OSError, ValueError) as error:
+            log.info("%s cannot be mapped: %s", place[0], error)
     group.total(np.zeros(1))  # nobody opens it any more
     if created is not None:
         os.close(created)
     return memory
 
 
+def _mark(descriptor: int) -> str:
+    """Write a word into memory by which the other ranks know it; ``_move`` clears it."""
+    word = secrets.token_bytes(_MARK_BYTES)
+    os.pwrite(descriptor, word, 0)
+    return word.hex()
+
+
+def _open(place: str, size: int, mark: str) -> mmap.mmap:
+    """Return the memory at a place.
+
+    :raises OSError: it cannot be opened.
+    :raises ValueError: it is another: hosts that were copied while they ran say that they are the same.
+    """
+    opened = os.open(place, os.O_RDWR)
+    try:
+        memory = mmap.mmap(opened, size)
+    finally:
+        os.close(opened)
+    if memory[:_MARK_BYTES] != bytes.fromhex(mark):
+        raise ValueError("it is not the memory of rank 0")
+    return memory
+
+
 def _create(size: int) -> int | None:
-    """Return memory without a name, all of it reserved; None if there is not so much."""
-    descriptor = os.memfd_create("mxdist-gradients", os.MFD_CLOEXEC)
+    """Return memory without a name, all of it reserved; None if there is not so much, or the system forbids it."""
+    try:
+        descriptor = os.memfd_create("mxdist-gradients", os.MFD_CLOEXEC)
+    except OSError:
+        return None
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError:
