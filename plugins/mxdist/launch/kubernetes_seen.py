@@ -10,10 +10,11 @@ from typing import Any
 from mxdist.launch.mpijob import INCARNATION_NOTE, QUEUE_LABEL
 
 PATIENCE_S = 600.0
-"""An image that cannot be pulled, or an operator that does not answer, is waited for so long."""
+"""An image that cannot be pulled, a worker that ends at once, or a silent operator, is waited for so long."""
 
 _NEVER = {"InvalidImageName", "ErrImageNeverPull"}
 _HARDLY = {
+    "CrashLoopBackOff",
     "CreateContainerConfigError",
     "CreateContainerError",
     "ErrImagePull",
@@ -94,7 +95,8 @@ def _stuck(pods: Sequence[Mapping[str, Any]], now: float) -> Iterator[str]:
             reason, name = waiting.get("reason", ""), pod["metadata"]["name"]
             old = now - _unix(pod["metadata"]["creationTimestamp"]) > PATIENCE_S
             if reason in _NEVER or (reason in _HARDLY and old):
-                yield f"pod {name} cannot start: {reason}: {waiting.get('message', '')}".rstrip(": ")
+                parts = (reason, waiting.get("message"), _said(status.get("lastState", {}).get("terminated", {})))
+                yield f"pod {name} cannot start: {': '.join(part for part in parts if part)}"
 
 
 def _last_words(pods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -103,8 +105,12 @@ def _last_words(pods: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         for status in pod.get("status", {}).get("containerStatuses", []):
             ended = status.get("state", {}).get("terminated", {})
             if ended.get("exitCode"):
-                said = str(ended.get("message") or ended.get("reason") or "").strip()[-_LAST_WORDS:]
-                yield f"pod {pod['metadata']['name']} ended with exit code {ended['exitCode']}: {said}".rstrip(": ")
+                words = f"pod {pod['metadata']['name']} ended with exit code {ended['exitCode']}: {_said(ended)}"
+                yield words.rstrip(": ")
+
+
+def _said(ended: Mapping[str, Any]) -> str:
+    return str(ended.get("message") or ended.get("reason") or "").strip()[-_LAST_WORDS:]
 
 
 def _ready(job: Mapping[str, Any]) -> str:

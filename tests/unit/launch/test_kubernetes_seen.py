@@ -75,6 +75,18 @@ def test_image_name_that_is_none_is_told_at_once() -> None:
     assert trouble(job(CREATED), pods, now=MADE_AT) == "pod a-worker-0 cannot start: InvalidImageName"
 
 
+def test_worker_that_ends_again_and_again_is_told_after_a_while() -> None:
+    crashing = pod("a-worker-1", waiting={"reason": "CrashLoopBackOff", "message": "back-off 5m0s restarting"})
+    (status,) = crashing["status"]["containerStatuses"]
+    status["lastState"] = {"terminated": {"exitCode": 255, "reason": "Error", "message": "sshd: no hostkeys\n"}}
+    pods = [pod("a-worker-0", running={}), crashing]
+    assert trouble(job(CREATED), pods, now=MADE_AT + PATIENCE_S - 1) == ""
+    told = "pod a-worker-1 cannot start: CrashLoopBackOff: back-off 5m0s restarting"
+    assert trouble(job(CREATED), pods, now=MADE_AT + PATIENCE_S + 1) == f"{told}: sshd: no hostkeys"
+    del status["lastState"]["terminated"]["message"]
+    assert trouble(job(CREATED), pods, now=MADE_AT + PATIENCE_S + 1) == f"{told}: Error"
+
+
 def test_last_words_of_the_launcher_come_first() -> None:
     pods = [
         pod("a-worker-0", terminated={"exitCode": 137, "reason": "OOMKilled"}),

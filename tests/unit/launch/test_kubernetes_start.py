@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -35,6 +36,7 @@ class Server:
         self.refuses, self.loses = refuses or {}, loses or {}
         self.made: dict[str, dict[str, Any]] = {}
         self.secrets: dict[str, Mapping[str, Any]] = {}
+        self.running: list[dict[str, Any]] = []
 
     def create_job(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         name = manifest["metadata"]["name"]
@@ -56,7 +58,7 @@ class Server:
         return list(self.made.values()), "1"
 
     def pods(self, *_: str) -> list[dict[str, Any]]:
-        return []
+        return self.running
 
     def delete_job(self, _: str, name: str) -> None:
         self._refuse("delete_job")
@@ -167,6 +169,21 @@ def test_job_that_is_refused_for_good_is_not_looked_for(attempt: Attempt) -> Non
     with pytest.raises(LaunchError) as caught:
         start(server, attempt)
     assert caught.value is FORBIDDEN
+
+
+def test_worker_that_crashes_counts_only_until_the_supervisor_was_heard_of(attempt: Attempt) -> None:
+    server = Server()
+    start(server, attempt)
+    (made,) = server.made.values()
+    made["status"] = {"conditions": [{"type": "Created", "status": "True"}]}
+    waiting = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}}
+    metadata = {"name": "a-worker-0", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    server.running = [{"metadata": metadata, "status": {"containerStatuses": [waiting]}}]
+    assert launcher_of(server).life(attempt) is Life.DEAD
+
+    heard = {"pid": 1, "host": "a-launcher", "host_identity": "x", "start_time": 0, "at": time.time()}
+    attempt.supervisors.append(1, heard)
+    assert launcher_of(server).life(attempt) is Life.ALIVE
 
 
 def _owner(secret: Mapping[str, Any]) -> str:
