@@ -197,6 +197,9 @@ def test_wrong_token_is_told(cluster: Cluster, namespace: str, tmp_path: Path) -
     attempt = attempt_in(namespace, tmp_path)
     with pytest.raises(LaunchError, match="credentials are wrong or have expired"):
         KubernetesLauncher(kubeconfig=str(path)).start(attempt, BUNDLE, incarnation=1, secrets={})
+    (row,) = KubernetesLauncher(kubeconfig=str(path)).findings(attempt.claim.parsed(), "key", runs_uri="s3://runs")
+    assert row.check == "server"
+    assert "cannot ask for the server's version: Unauthorized. Its credentials are wrong" in row.problem
 
 
 def test_full_quota_is_told_and_may_pass(cluster: Cluster, namespace: str, tmp_path: Path) -> None:
@@ -246,6 +249,8 @@ def test_server_that_does_not_answer_is_told(cluster: Cluster, namespace: str, t
     assert caught.value.retryable
     with pytest.raises(LaunchError, match="the API server does not answer"):
         launcher.life(attempt)
+    (row,) = launcher.findings(attempt.claim.parsed(), "key", runs_uri="s3://runs")
+    assert (row.check, "the API server does not answer" in row.problem) == ("server", True)
     attempt.write_state(State(heartbeat=time.time()))
     assert launcher.life(attempt) is Life.ALIVE  # the supervisor writes: the cluster's state does not matter
 

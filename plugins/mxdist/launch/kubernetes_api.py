@@ -72,8 +72,12 @@ class KubernetesApi:
         self._authorization, self._version = AuthorizationV1Api(client), VersionApi(client)
 
     def version(self) -> str:
-        """Return the server's version."""
-        return str(_json(self._version.get_code)["gitVersion"])
+        """Return the server's version.
+
+        :raises LaunchError: it does not answer, or not to us.
+        """
+        with guard("ask for the server's version"):
+            return str(_json(self._version.get_code)["gitVersion"])
 
     def serves_jobs(self) -> bool:
         """Return whether the cluster knows MPIJobs of the version that mxdist writes."""
@@ -220,8 +224,11 @@ def refusal(doing: str, code: int, status: Mapping[str, Any]) -> LaunchError:
     for matches, kind, hint, retryable in _MEANINGS:
         if matches(code, said):
             return kind(f"cannot {doing}: {said}", hint=hint, retryable=retryable)
-    return LaunchError(f"cannot {doing}: {said}", retryable=code == 0 or code == 429 or code >= 500)
+    return LaunchError(f"cannot {doing}: {said}", retryable=code in _PASSING or code >= 500)
 
+
+_PASSING = (0, 408, 409, 429)
+"""No answer, too late, at the same time as somebody else, too many: the same may go well a moment later."""
 
 _CRD_HINT = (
     "The cluster does not know MPIJobs of kubeflow.org/v2beta1: let its administrator install Kubeflow's mpi-operator."
