@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +32,7 @@ LOST_CODE = -signal.SIGKILL
 
 
 @dataclass
-class Member:
+class Member(ABC):
     """One process of a world.
 
     :param folder: of the world, here: what the process writes elsewhere is copied there.
@@ -44,9 +45,9 @@ class Member:
     ended_at: float = field(default=0.0, kw_only=True)
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """What people call it."""
-        raise NotImplementedError
 
     @property
     def host(self) -> str:
