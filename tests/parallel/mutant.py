@@ -183,14 +183,25 @@ def nan_in_the_last_stage() -> None:
 
 def stale_activation() -> None:
     """Let a rank compute with what came for the micro-batch before."""
-    receive = links.Pairwise.receive
+    receive = links.Ways.receive
 
-    def earlier(self: links.Pairwise) -> mx.nd.NDArray:
+    def earlier(self: links.Ways) -> mx.nd.NDArray:
         now = receive(self)
         before, self.before = getattr(self, "before", now), now.copy()
         return before.copy() if before.shape == now.shape else now
 
-    links.Pairwise.receive = earlier
+    links.Ways.receive = earlier
+
+
+def message_not_written() -> None:
+    """Say that a message is in the memory of its receiver when an older one still is."""
+    slot = links.Beside._slot
+
+    def elsewhere(self: links.Beside, memory: Any, number: int, shape: Any) -> Any:
+        found = slot(self, memory, number, shape)
+        return found.copy() if memory is self._neighbour.outbox and number > 10 else found
+
+    links.Beside._slot = elsewhere
 
 
 def micro_batch_repeated() -> None:
@@ -269,6 +280,7 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         stage_not_updated,
         nan_in_the_last_stage,
         stale_activation,
+        message_not_written,
         micro_batch_repeated,
         norm_of_one_stage,
         stage_not_summed,

@@ -29,8 +29,12 @@ def sgd(tmp_path_factory: pytest.TempPathFactory) -> Law:
     return make_law(tmp_path_factory.mktemp("ranks") / "sgd", "sgd", 73)
 
 
-def test_one_stage_a_rank(sgd: Law) -> None:
-    assert sgd.difference(ranks=2, parallelism=TWO) < BOUND
+BOTH_WAYS = pytest.mark.parametrize("way", [{}, {"shared_memory_mb": None}], ids=["through memory", "through horovod"])
+
+
+@BOTH_WAYS
+def test_one_stage_a_rank(sgd: Law, way: dict[str, Any]) -> None:
+    assert sgd.difference(ranks=2, parallelism={**TWO, **way}) < BOUND
 
 
 def test_three_stages_with_adam(tmp_path: Path) -> None:
@@ -66,15 +70,16 @@ def test_what_convolutions_leave_can_travel(tmp_path: Path) -> None:
     assert max(float(np.abs(whole[name] - parts[name]).max()) for name in whole) < 1e-6
 
 
+@BOTH_WAYS
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_stages_without_anything_to_train(tmp_path: Path, sgd: Law, clip: float | None) -> None:
+def test_stages_without_anything_to_train(tmp_path: Path, sgd: Law, clip: float | None, way: dict[str, Any]) -> None:
     """The first stage waits for nothing that comes back, and could be many steps ahead of the second."""
     small = jobs(tmp_path, {"train": images(100, shape=(1, 16, 16))})
     fields: dict[str, Any] = {"epochs": 1, "batch_size": 2}
     fields["init"] = {"model_uri": sgd.model_uri, "freeze": ["^features.0"]}
     fields["model"] = {"name": "lenet", "params": {"channels": 4, "hidden": 16}}
     fields["optimizer"] = {"learning_rate": 0.05, "clip_norm": clip}
-    parallelism = {**TWO, "stages": None, "cuts": ["features.2"], "micro_batches": 2, "world_size": 2}
+    parallelism = {**TWO, "stages": None, "cuts": ["features.2"], "micro_batches": 2, "world_size": 2} | way
     whole, parts = small.train("whole", **fields), small.train("parts", **fields, parallelism=parallelism)
     assert max(float(np.abs(whole[name] - parts[name]).max()) for name in whole) < BOUND
 
@@ -84,6 +89,15 @@ def test_stages_without_anything_to_train(tmp_path: Path, sgd: Law, clip: float 
 )
 def test_each_seeded_fault_breaks_the_law(sgd: Law, mutation: str) -> None:
     assert sgd.difference(ranks=2, parallelism=TWO, mutation=mutation) > 1000 * BOUND
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_messages_go_through_memory_unless_the_job_forbids_it(sgd: Law, schedule: str) -> None:
+    """An old message breaks the law where it would be read, and nowhere else."""
+    parallelism = {**TWO, "schedule": schedule}
+    assert sgd.difference(ranks=2, parallelism=parallelism, mutation="message_not_written") > 1000 * BOUND
+    parallelism["shared_memory_mb"] = None
+    assert sgd.difference(ranks=2, parallelism=parallelism, mutation="message_not_written") < BOUND
 
 
 def test_a_replica_that_drifts_is_noticed(sgd: Law) -> None:
@@ -136,15 +150,15 @@ def test_stages_work_at_the_same_time(tmp_path: Path) -> None:
 
 
 def test_stages_that_work_in_turn_are_found(tmp_path: Path) -> None:
-    _, steps = _recorded(tmp_path, "recorded+in_turn")
+    _, steps = _recorded(tmp_path, "recorded+in_turn", shared_memory_mb=None)  # which has no room for a whole batch
     assert _together(steps) < 0.05
 
 
-def _recorded(folder: Path, mutation: str) -> tuple[dict[str, float], list[list[Any]]]:
+def _recorded(folder: Path, mutation: str, **way: Any) -> tuple[dict[str, float], list[list[Any]]]:
     """Train two stages of about the same work; return what was told, and each rank's actions of each step."""
     small = jobs(folder, {"train": images(96, shape=(1, 32, 32))})
     fields = {"batch_size": 48, "model": {"name": "mlp", "params": {"hidden": 1024, "layers": 5}}, "epochs": 2}
-    parallelism = {**TWO, "world_size": 2, "micro_batches": 6}
+    parallelism = {**TWO, "world_size": 2, "micro_batches": 6} | way
     attempt = small.claim(small.job(**fields, parallelism=parallelism), "overlap")
     world = small.start(attempt, mutation=mutation)
     assert world.wait() == [0, 0], world.log()

@@ -33,6 +33,12 @@ class Seen:
         """The last step it told."""
         return int(self.beat.get("step", 0))
 
+    @property
+    def waits_for(self) -> int | None:
+        """The rank that it cannot go on without, as it said with its last beat."""
+        other = self.beat.get("waits_for")
+        return None if other is None else int(other)
+
 
 @dataclass
 class Words:
@@ -142,6 +148,8 @@ class Watchdog:
         if not silent:
             return None
         named = {number for rank in silent for number in self._words[rank.number].named(now - limit_s)}
+        waiting = {rank.number: self.seen[rank.number].waits_for for rank in silent}
+        named |= {other for other in waiting.values() if other is not None and waiting.get(other) is None}
         culprit = min(silent, key=lambda rank: self._suspicion(rank, named))
         seen = self.seen[culprit.number]
         what = "was stopped by a signal" if seen.stopped_at else "made no progress"
@@ -160,9 +168,9 @@ class Watchdog:
         return beats and now - seen.changed_at >= limit_s
 
     def _suspicion(self, rank: Rank, named: set[int]) -> tuple[bool, bool, int, float, int]:
-        """The stopped one first, then whom Horovod named, then the one that is behind, or was silent first.
+        """The stopped one first, then whom others named, then the one that is behind, or was silent first.
 
-        Beats are too coarse to tell who is behind by a step, so Horovod's word comes before them.
+        Beats are too coarse to tell who is behind by a step, so what Horovod and waiting ranks say comes first.
         """
         seen = self.seen[rank.number]
         return (seen.stopped_at is None, rank.number not in named, seen.step, seen.changed_at, rank.number)

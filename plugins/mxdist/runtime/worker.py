@@ -74,6 +74,7 @@ class Worker:
         self._runs_uri, self.job_key, self._attempt = runs_uri, job_key, attempt
         self._beat_at = self._asked_at = float("-inf")
         self._stop = False
+        self._step = 0
 
     @classmethod
     def current(cls) -> Worker:
@@ -155,8 +156,17 @@ class Worker:
         if self.world_dir is None or now - self._beat_at < _BEAT_S:
             return
         self._beat_at = now
-        beat = {"rank": self.rank, "pid": os.getpid(), "step": step, "time": time.time()}
-        _replace(self.world_dir / f"rank-{self.rank}.beat.json", beat)
+        self._write_beat(self.world_dir, step)
+
+    def waits_for(self, rank: int) -> None:
+        """Tell the supervisor that this rank cannot go on without another one, which lets it wait."""
+        if self.world_dir is not None:
+            self._write_beat(self.world_dir, self._step, waits_for=rank)
+
+    def _write_beat(self, folder: Path, step: int, **more: int) -> None:
+        self._step = step
+        beat = {"rank": self.rank, "pid": os.getpid(), "step": step, "time": time.time(), **more}
+        _replace(folder / f"rank-{self.rank}.beat.json", beat)
 
     @contextmanager
     def busy(self, step: int) -> Iterator[None]:

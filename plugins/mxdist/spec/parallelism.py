@@ -95,7 +95,7 @@ class BatchNorm(StrEnum):
 _STAGED = (Strategy.MODEL, Strategy.PIPELINE, Strategy.HYBRID)
 _GOES_WITH: dict[str, tuple[Strategy, ...]] = {
     "accumulate": (Strategy.ALLREDUCE, Strategy.PARAMETER_SERVER),
-    "shared_memory_mb": (Strategy.ALLREDUCE,),
+    "shared_memory_mb": (Strategy.ALLREDUCE, Strategy.PIPELINE, Strategy.HYBRID),
     "kvstore": (Strategy.PARAMETER_SERVER,),
     "servers": (Strategy.PARAMETER_SERVER,),
     "inside": (Strategy.HYBRID,),
@@ -117,6 +117,7 @@ _GOES_INSIDE: dict[str, tuple[Inside, ...]] = {
     "across": (Inside.PIPELINE,),
     "micro_batches": (Inside.PIPELINE,),
     "schedule": (Inside.PIPELINE,),
+    "shared_memory_mb": (Inside.PIPELINE,),
 }
 """The same for what a hybrid does inside."""
 
@@ -150,7 +151,9 @@ class Parallelism(Spec):
     fusion_threshold_mb: int = Field(64, ge=0, description="Horovod's fusion buffer, in MiB.")
     cycle_time_ms: float = Field(1.0, gt=0, description="Horovod's cycle time, in milliseconds.")
     shared_memory_mb: float | None = Field(
-        8.0, ge=0, description="Gradients from so many MiB on are summed in shared memory on one host; none: never."
+        8.0,
+        ge=0,
+        description="Gradients from so many MiB on are summed in memory of their host; none: all through Horovod.",
     )
 
     @property

@@ -74,6 +74,13 @@ class Group(ABC):
         table[self.rank] = row
         return self.total(table.ravel()).reshape(table.shape)
 
+    def collect(self, document: Any) -> list[Any]:
+        """Return every rank's document (JSON values), in the order of ranks."""
+        text = json.dumps(document).encode()
+        sizes = self.gather([float(len(text))])[:, 0].astype(int)
+        table = self.gather([*map(float, text), *[0.0] * (int(sizes.max()) - len(text))])
+        return [json.loads(row[:size].astype(np.uint8).tobytes()) for row, size in zip(table, sizes, strict=True)]
+
     def any(self, flag: bool) -> bool:
         """Return whether any rank says so; the answer is the same on all."""
         return bool(self.total(np.array([float(flag)]))[0])

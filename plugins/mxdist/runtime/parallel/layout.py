@@ -166,6 +166,11 @@ class Whole(Layout):
         else:
             self._shared.sum_()
 
+    def close(self) -> None:
+        """Leave the memory that gradients are summed in."""
+        if self._shared is not None:
+            self._shared.close()
+
     def gather(self, *, state: bool = True) -> None:
         """Make running statistics equal again, where ranks took their own."""
         self._graph.agree(self.group)

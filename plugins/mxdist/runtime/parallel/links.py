@@ -1,24 +1,34 @@
 """How activations and gradients go from stage to stage: between threads of one process, or between ranks.
 
-Horovod has no send and receive. Between ranks a message is a broadcast over a process set of the two ranks: Horovod
-carries it out when both have asked for it by its name, in whichever order they asked for others, so messages of both
-directions may be on their way at once, and no order of calls can make two ranks wait for each other in a circle. A name
-must not be used again while it is on its way, and a stage that nothing comes back to may be steps ahead: so the sender
-waits for its last message of that name first.
+Between ranks of one host, a message is written into memory that its receiver maps, see ``nearby``. Anywhere else, and
+on GPUs, it goes through Horovod, which has no send and receive: there a message is a broadcast over a process set of
+the two ranks. Horovod carries it out when both have asked for it by its name, in whichever order they asked for others,
+so messages of both directions may be on their way at once, and no order of calls can make two ranks wait for each other
+in a circle. A name must not be used again while it is on its way, and a stage that nothing comes back to may be steps
+ahead: so the sender waits for its last message of that name first.
 """
 
 from __future__ import annotations
 
+import math
+import mmap
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
 import mxnet as mx
+import numpy as np
+from numpy.typing import NDArray
 
+from mxdist.runtime.parallel import nearby
 from mxdist.runtime.parallel.base import Group, plain
+from mxdist.runtime.parallel.nearby import Neighbour, Waiting
 from mxdist.runtime.parallel.orders import Action
 from mxdist.runtime.parallel.stages import Shape, Stages
+
+_ALIGNED = 64
+_WRITTEN, _READ = b"w", b"r"
 
 
 class Link(ABC):
@@ -38,6 +48,10 @@ class Link(ABC):
     @abstractmethod
     def send(self, action: Action, array: mx.nd.NDArray) -> None:
         """Pass on what an action made; returns at once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the neighbours: nothing more goes either way."""
 
 
 class Broken(Exception):
@@ -72,7 +86,7 @@ class Mailbox(Link):
         """Put it into the neighbour's box."""
         self._queues[action.forward][self._stage + (1 if action.forward else -1)].put(array)
 
-    def give_up(self) -> None:
+    def close(self) -> None:
         """Wake the neighbours: nothing more will come from here."""
         last = len(self._queues[True]) - 1
         for forward, to in ((True, self._stage + 1), (False, self._stage - 1)):
@@ -104,11 +118,15 @@ class Sets:
         self._group, self._everybody = group, list(range(replicas * stages))
         self.replica, self.stage, self.stages = group.rank // stages, group.rank % stages, stages
         rows = [[replica * stages + stage for stage in range(stages)] for replica in range(replicas)]
-        pairs = [[self._set(row[stage : stage + 2]) for stage in range(stages - 1)] for row in rows]
-        around = [None, *pairs[self.replica], None]
-        self.before, self.after = around[self.stage], around[self.stage + 1]
+        self._rows = rows
         self.of_replica = [self._set(row) for row in rows][self.replica]
         self.of_stage = [self._set([row[stage] for row in rows]) for stage in range(stages)][self.stage]
+
+    def pairs(self) -> tuple[Any, Any]:
+        """Return the groups of this rank with that of the stage before, and of the next; every rank must ask."""
+        pairs = [[self._set(row[stage : stage + 2]) for stage in range(self.stages - 1)] for row in self._rows]
+        around = [None, *pairs[self.replica], None]
+        return around[self.stage], around[self.stage + 1]
 
     def rank_of(self, stage: int) -> int:
         """Return the rank that holds a stage of this rank's replica."""
@@ -122,27 +140,60 @@ class Sets:
         return self._group.once(("process set", *ranks), lambda: self.hvd.add_process_set(list(ranks)))
 
 
+class Ways(Link):
+    """One stage as a rank: a link to the stage before, and one to the next."""
+
+    def __init__(self, before: Link | None, after: Link | None) -> None:
+        self._before, self._after = before, after
+        self._next: list[Link] = []
+
+    def expect(self, action: Action, rows: int) -> None:
+        """Make ready where it will come from."""
+        link = self._of(self._before if action.forward else self._after)
+        link.expect(action, rows)
+        self._next.append(link)
+
+    def receive(self) -> mx.nd.NDArray:
+        """Wait for the message."""
+        return self._next.pop(0).receive()
+
+    def send(self, action: Action, array: mx.nd.NDArray) -> None:
+        """Pass it on."""
+        self._of(self._after if action.forward else self._before).send(action, array)
+
+    def close(self) -> None:
+        """Close both."""
+        for link in (self._before, self._after):
+            if link is not None:
+                link.close()
+
+    @staticmethod
+    def _of(link: Link | None) -> Link:
+        if link is None:
+            raise ValueError("there is no stage on that side")
+        return link
+
+
 class Pairwise(Link):
-    """One stage as a rank.
+    """The way to a rank anywhere, through Horovod.
 
     A receive is posted one action ahead, so that a message can arrive while this stage computes; that is one more
     activation, or gradient of one, in memory.
 
+    :param pair: the process set of this rank and that one.
     :param device: of the stage.
     """
 
-    def __init__(self, sets: Sets, stages: Stages, device: mx.Context) -> None:
-        self._sets, self._stages, self._device = sets, stages, device
+    def __init__(self, sets: Sets, pair: Any, stages: Stages, device: mx.Context) -> None:
+        self._sets, self._pair, self._stages, self._device = sets, pair, stages, device
         self._next: list[mx.nd.NDArray] = []
         self._sent: dict[Action, mx.nd.NDArray] = {}
 
     def expect(self, action: Action, rows: int) -> None:
         """Post the receive."""
         stage = self._sets.stage
-        shape: Shape = self._stages.shapes(rows)[stage - 1 if action.forward else stage]
-        buffer = mx.nd.empty(shape, ctx=self._device, dtype=self._stages.dtype)
-        source = stage - 1 if action.forward else stage + 1
-        self._broadcast(buffer, action, source, self._sets.before if action.forward else self._sets.after)
+        buffer = mx.nd.empty(self._stages.shape_of(action, stage, rows), ctx=self._device, dtype=self._stages.dtype)
+        self._broadcast(buffer, action, stage - 1 if action.forward else stage + 1)
         self._next.append(buffer)
 
     def receive(self) -> mx.nd.NDArray:
@@ -156,10 +207,92 @@ class Pairwise(Link):
         if action in self._sent:
             self._sent[action].wait_to_read()
         message = self._sent[action] = plain(array)
-        self._broadcast(message, action, self._sets.stage, self._sets.after if action.forward else self._sets.before)
+        self._broadcast(message, action, self._sets.stage)
 
-    def _broadcast(self, array: mx.nd.NDArray, action: Action, source: int, pair: Any) -> None:
+    def close(self) -> None:
+        """Leave nothing: Horovod ends with the world."""
+
+    def _broadcast(self, array: mx.nd.NDArray, action: Action, source: int) -> None:
         way = "forward" if action.forward else "backward"
         root = self._sets.rank_of(source)
         name = f"mxdist.{way}.{root}.{action.part}.{array.shape[0]}"
-        self._sets.hvd.broadcast_(array, root_rank=root, name=name, process_set=pair)
+        self._sets.hvd.broadcast_(array, root_rank=root, name=name, process_set=self._pair)
+
+
+class Beside(Link):
+    """The way to a rank of the same host: memory with room for the messages of one step, written in turn.
+
+    The sender waits only if the receiver is a step behind. That cannot become a circle: the stage before has all
+    gradients of the last step, so whoever made them has read all its activations; and where no gradient comes back,
+    nobody waits for that stage.
+
+    :param slots: messages that there is room for: micro-batches of a step.
+    """
+
+    def __init__(self, neighbour: Neighbour, slots: int, stages: Stages, stage: int, device: mx.Context) -> None:
+        self._neighbour, self._slots, self._stages, self._stage, self._device = neighbour, slots, stages, stage, device
+        self._next: list[Shape] = []
+        self._sent = self._received = 0
+
+    def expect(self, action: Action, rows: int) -> None:
+        """Note its shape."""
+        self._next.append(self._stages.shape_of(action, self._stage, rows))
+
+    def receive(self) -> mx.nd.NDArray:
+        """Wait for the message, and copy it."""
+        shape = self._next.pop(0)
+        self._neighbour.hear(_WRITTEN)
+        content = self._slot(self._neighbour.inbox, self._received, shape)
+        array = mx.nd.array(content, ctx=self._device, dtype=content.dtype)
+        self._received += 1
+        self._neighbour.tell(_READ)
+        return array
+
+    def send(self, action: Action, array: mx.nd.NDArray) -> None:
+        """Write the message; there is room unless the receiver is a step behind."""
+        if self._sent >= self._slots:
+            self._neighbour.hear(_READ)
+        self._slot(self._neighbour.outbox, self._sent, array.shape)[...] = array.asnumpy()
+        self._sent += 1
+        self._neighbour.tell(_WRITTEN)
+
+    def close(self) -> None:
+        """Leave the neighbour."""
+        self._neighbour.close()
+
+    def _slot(self, memory: mmap.mmap, number: int, shape: Shape) -> NDArray[Any]:
+        each = len(memory) // self._slots
+        found: NDArray[Any] = np.ndarray(shape, np.dtype(self._stages.dtype), memory, number % self._slots * each)
+        return found
+
+
+def between(sets: Sets, stages: Stages, group: Group, *, slots: int, rows: int, waiting: Waiting | None) -> Ways:
+    """Return the links of this rank's stage: beside it where its neighbour is on this host, else through Horovod.
+
+    Every rank must call it.
+
+    :param slots: micro-batches of a step.
+    :param rows: examples of the largest micro-batch.
+    :param waiting: see ``nearby``; None: all goes through Horovod.
+    """
+    stage, device = sets.stage, stages.stages[sets.stage].device
+    sizes: dict[int, int] = {}
+    for other in (stage - 1, stage + 1):
+        if 0 <= other < sets.stages and waiting is not None and device.device_type == "cpu":
+            shape = stages.shapes(rows)[min(stage, other)]
+            each = math.prod(shape) * np.dtype(stages.dtype).itemsize
+            sizes[sets.rank_of(other)] = -(-each // _ALIGNED) * _ALIGNED * slots
+    found = nearby.join(group, sizes, waiting or (lambda rank: None))
+    around = [sets.rank_of(other) for other in (stage - 1, stage + 1) if 0 <= other < sets.stages]
+    far = group.any(any(rank not in found for rank in around))
+    pairs = sets.pairs() if far else (None, None)
+
+    def way(other: int, pair: Any) -> Link | None:
+        if not 0 <= other < sets.stages:
+            return None
+        neighbour = found.get(sets.rank_of(other))
+        if neighbour is None:
+            return Pairwise(sets, pair, stages, device)
+        return Beside(neighbour, slots, stages, stage, device)
+
+    return Ways(way(stage - 1, pairs[0]), way(stage + 1, pairs[1]))

@@ -17,7 +17,7 @@ import numpy as np
 from mxdist.runtime.batches import Batch
 from mxdist.runtime.parallel.base import Group, plain
 from mxdist.runtime.parallel.layout import Layout
-from mxdist.runtime.parallel.links import Broken, Mailbox, Pairwise, Sets, mailboxes
+from mxdist.runtime.parallel.links import Broken, Mailbox, Sets, Ways, mailboxes
 from mxdist.runtime.parallel.runner import Runner, Timeline
 from mxdist.runtime.parallel.stages import Stage, Stages
 from mxdist.runtime.update import Update, named_state, square_sums
@@ -81,7 +81,7 @@ def _run(runner: Runner, link: Mailbox, batch: Batch) -> mx.nd.NDArray:
     try:
         return runner.run(batch)
     except BaseException:
-        link.give_up()
+        link.close()
         raise
 
 
@@ -94,12 +94,12 @@ class RankStages(_StageLayout):
     """
 
     def __init__(
-        self, stages: Stages, updater: StageUpdate, group: Group, sets: Sets, parallelism: Parallelism
+        self, stages: Stages, updater: StageUpdate, group: Group, sets: Sets, link: Ways, parallelism: Parallelism
     ) -> None:
         super().__init__(updater, group)
         self._whole, self._stages, self._sets = updater, stages, sets
         own = stages.stages[sets.stage]
-        link = Pairwise(sets, stages, own.device)
+        self._link = link
         self.runner = Runner(own, link, parallelism.schedule, parallelism.micro_batches, self.weight)
         self._weights_here = self._state_here = False
         places = [[updater.every.index(name) for name in updater.names]]
@@ -152,6 +152,10 @@ class RankStages(_StageLayout):
         """Make this stage's part of optimizer step ``number``; return its learning rate."""
         self._weights_here = self._state_here = False
         return super().update(number)
+
+    def close(self) -> None:
+        """Leave the neighbours."""
+        self._link.close()
 
     def gather(self, *, state: bool = True) -> None:
         """Take every stage's weights, and state, from the rank of this replica that holds it; once after each step."""

@@ -6,8 +6,7 @@ each rank. A step's sum is a reduce-scatter and an all-gather in place: once eve
 part ``r`` of all ranks' gradients, in the order of the ranks, and writes the sum to all of them. So each rank reads and
 writes its gradients once, and sums are the same bit for bit from run to run.
 
-Ranks wait for each other by Horovod's own allreduce of one number, so that a dead or stuck rank is found and named as
-ever. The memory has no name in any file system: it is gone with the last rank that maps it.
+Ranks wake each other, as ``nearby`` does; one that waits for long tells whom it waits for.
 """
 
 from __future__ import annotations
@@ -15,8 +14,7 @@ from __future__ import annotations
 import logging
 import mmap
 import os
-import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -25,14 +23,15 @@ import numpy as np
 from mxnet import autograd
 from numpy.typing import NDArray
 
-from mxdist import processes
+from mxdist.runtime.parallel import nearby
 from mxdist.runtime.parallel.base import Group
+from mxdist.runtime.parallel.nearby import Neighbour, Waiting
 from mxdist.runtime.update import Update
 
 log = logging.getLogger(__name__)
 
 _ALIGNED = 64  # bytes: what oneDNN's kernels like, and a line of every cache
-_MARK_BYTES = 32
+_HERE = b"h"
 _BLOCK = 1 << 16  # numbers that are added and handed out while they are in the cache
 
 
@@ -40,15 +39,16 @@ class SharedSum:
     """Sums the gradients of an ``Update`` over ranks of one host.
 
     :param parts: the numbers of each rank, as one row each; shape (ranks, numbers).
+    :param others: all ranks but this one.
     """
 
-    def __init__(self, group: Group, parts: NDArray[Any]) -> None:
-        self._group, self._parts = group, parts
+    def __init__(self, group: Group, parts: NDArray[Any], others: Iterable[Neighbour]) -> None:
+        self._parts, self._others = parts, tuple(others)
         each = -(-parts.shape[1] // group.size)
         self._own = slice(group.rank * each, min((group.rank + 1) * each, parts.shape[1]))
 
     @classmethod
-    def join(cls, update: Update, group: Group, least_mb: float | None) -> SharedSum | None:
+    def join(cls, update: Update, group: Group, least_mb: float | None, waiting: Waiting) -> SharedSum | None:
         """Move the gradients into shared memory; every rank must call it.
 
         :param least_mb: gradients with fewer MiB stay with Horovod: their sum takes as long as waiting does.
@@ -61,16 +61,17 @@ class SharedSum:
         wanted = least_mb is not None and len(alike) == 1 and size >= max(1, least_mb * 2**20)
         if group.size == 1 or group.any(not wanted or gradients[0].context.device_type != "cpu"):
             return None
-        if group.differing(_digest(processes.host_identity())):
-            return None
-        memory = _map(group, size)
+        others = nearby.join(group, {rank: 0 for rank in range(group.size) if rank != group.rank}, waiting)
+        memory = None if group.any(len(others) < group.size - 1) else _map(group, size)
         if group.any(memory is None) or memory is None:
-            log.info("gradients go through Horovod: this host has no %d MiB of shared memory", size * group.size >> 20)
+            log.info("gradients go through Horovod: ranks have no %d MiB of memory together", size * group.size >> 20)
+            for other in others.values():
+                other.close()
             return None
         parts = np.frombuffer(memory, dtype=gradients[0].dtype).reshape(group.size, -1)
         _move(update, parts[group.rank], starts)
         log.info("the gradients of %d ranks are summed in %d MiB of shared memory", group.size, parts.nbytes >> 20)
-        return cls(group, parts)
+        return cls(group, parts, others.values())
 
     def sum_(self) -> None:
         """Replace the gradients by their sums over all ranks; waits for MXNet's engine and for the other ranks."""
@@ -86,8 +87,16 @@ class SharedSum:
                 other[block] = total
         self._meet()
 
+    def close(self) -> None:
+        """Leave the other ranks."""
+        for other in self._others:
+            other.close()
+
     def _meet(self) -> None:
-        self._group.total(np.zeros(1))
+        for other in self._others:
+            other.tell(_HERE)
+        for other in self._others:
+            other.hear(_HERE)
 
 
 def _starts(arrays: Sequence[mx.nd.NDArray]) -> list[int]:
@@ -98,63 +107,27 @@ def _starts(arrays: Sequence[mx.nd.NDArray]) -> list[int]:
     return [0, *accumulate(-(-array.size // numbers) * numbers for array in arrays)]
 
 
-def _digest(text: str) -> bytes:
-    from hashlib import sha256
-
-    return sha256(text.encode()).digest()
-
-
 def _map(group: Group, size: int) -> mmap.mmap | None:
     """Return memory of ``size`` bytes for each rank, which all ranks see; None if this rank cannot have it."""
     created = _create(size * group.size) if group.rank == 0 else None
-    place = group.share(lambda: None if created is None else (f"/proc/{os.getpid()}/fd/{created}", _mark(created)))
+    where = group.share(lambda: None if created is None else (nearby.place(created), nearby.mark(created)))
     memory = None
-    if place is not None:
+    if where is not None:
         try:
-            memory = _open(place[0], size * group.size, place[1])
+            memory = nearby.open_memory(where[0], size * group.size, where[1])
         except (OSError, ValueError) as error:
-            log.info("%s cannot be mapped: %s", place[0], error)
+            log.info("%s cannot be mapped: %s", where[0], error)
     group.total(np.zeros(1))  # nobody opens it any more
     if created is not None:
         os.close(created)
     return memory
 
 
-def _mark(descriptor: int) -> str:
-    """Write a word into memory by which the other ranks know it; ``_move`` clears it."""
-    word = secrets.token_bytes(_MARK_BYTES)
-    os.pwrite(descriptor, word, 0)
-    return word.hex()
-
-
-def _open(place: str, size: int, mark: str) -> mmap.mmap:
-    """Return the memory at a place.
-
-    :raises OSError: it cannot be opened.
-    :raises ValueError: it is another: hosts that were copied while they ran say that they are the same.
-    """
-    opened = os.open(place, os.O_RDWR)
-    try:
-        memory = mmap.mmap(opened, size)
-    finally:
-        os.close(opened)
-    if memory[:_MARK_BYTES] != bytes.fromhex(mark):
-        raise ValueError("it is not the memory of rank 0")
-    return memory
-
-
 def _create(size: int) -> int | None:
-    """Return memory without a name, all of it reserved; None if there is not so much, or the system forbids it."""
     try:
-        descriptor = os.memfd_create("mxdist-gradients", os.MFD_CLOEXEC)
+        return nearby.create(size)
     except OSError:
         return None
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _move(update: Update, part: NDArray[Any], starts: Sequence[int]) -> None:

@@ -20,6 +20,7 @@ from mxnet import autograd
 from mxdist.runtime import network
 from mxdist.runtime.parallel import partition
 from mxdist.runtime.parallel.base import Group
+from mxdist.runtime.parallel.orders import Action
 from mxdist.runtime.parallel.partition import Layer
 from mxdist.spec import Parallelism
 from mxdist.spec.parallelism import Balance
@@ -163,6 +164,10 @@ class Stages:
             shape = self.forward.example(mx.cpu()).shape[1:]
             self._shapes[rows] = mx.sym.Group(sent).infer_shape(data=(rows, *shape))[1] if sent else []
         return self._shapes[rows]
+
+    def shape_of(self, action: Action, stage: int, rows: int) -> Shape:
+        """Return the shape of what stage ``stage`` needs for an action on ``rows`` examples."""
+        return self.shapes(rows)[stage - 1 if action.forward else stage]
 
 
 def build(
