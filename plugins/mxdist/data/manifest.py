@@ -250,28 +250,33 @@ class DatasetStore:
 
     def as_of(self, manifest: Manifest) -> str:
         """Return the latest date that a version was staged for: old content may be current again."""
-        dates = [entry["as_of"] for entry in self.history() if entry["version"] == manifest.version]
-        return max(dates, default=manifest.as_of)
+        return _latest(self.history(), manifest.version) or manifest.as_of
 
-    def record(self, version: str, as_of: str) -> None:
-        """Say that ``version`` was staged for ``as_of``, if that is not the last thing said."""
+    def record(self, version: str, as_of: str) -> str:
+        """Say that ``version`` was staged for ``as_of``, if that is not the last thing said; return its latest date."""
         entry = {"version": version, "as_of": as_of}
-        self._change_history(lambda entries: entries if entries[-1:] == [entry] else [*entries, entry])
+        entries = self._change_history(lambda entries: entries if entries[-1:] == [entry] else [*entries, entry])
+        return _latest(entries, version)
 
     def forget(self, versions: set[str]) -> None:
         """Take versions out of the history."""
         self._change_history(lambda entries: [entry for entry in entries if entry["version"] not in versions])
 
-    def _change_history(self, change: Callable[[list[dict[str, str]]], list[dict[str, str]]]) -> None:
+    def _change_history(self, change: Callable[[list[dict[str, str]]], list[dict[str, str]]]) -> list[dict[str, str]]:
         while True:
             seen: Versioned = self._history.read()
             before = list(seen.value or [])
             after = change(before)
             if after == before:
-                return
+                return after
             if self._history.swap(seen, after) is not None:
                 self._history.prune(keep=10)
-                return
+                return after
+
+
+def _latest(history: list[dict[str, str]], version: str) -> str:
+    """Return the latest date that a version was staged for, or ''."""
+    return max((entry["as_of"] for entry in history if entry["version"] == version), default="")
 
 
 def open_dataset(uri: str, name: str, storage: Storage | None, credentials: Credentials | None) -> DatasetStore:

@@ -45,7 +45,10 @@ _LABELS_SHOWN = 1000
 
 
 class Staged(TypedDict):
-    """What a staging hands back: small, and plain JSON."""
+    """What a staging hands back: small, and plain JSON.
+
+    ``as_of`` is the latest date that this version was ever staged for: the same data are never older than before.
+    """
 
     manifest_uri: str
     version: str
@@ -98,11 +101,11 @@ def stage_folder(folder: Path, dataset: DatasetStore, as_of: str) -> Staged:
         with announced(dataset):
             sent = upload(folder, _missing(dataset, files), dataset.store)
             dataset.publish(manifest)
-            dataset.record(manifest.version, as_of)
+            latest = dataset.record(manifest.version, as_of)
     else:
-        dataset.record(manifest.version, as_of)
+        latest = dataset.record(manifest.version, as_of)
     log.info("Staged %s: %d files, sent %d.", dataset.manifest_uri(manifest.version), len(files), len(sent))
-    return _staged(dataset, manifest, sent)
+    return _staged(dataset, manifest, latest, sent)
 
 
 def _is_current(dataset: DatasetStore, manifest: Manifest) -> bool:
@@ -119,12 +122,12 @@ def _missing(dataset: DatasetStore, files: Iterable[File]) -> list[File]:
     return list({file.sha256: file for file in files if stored.get(file.sha256) != file.size}.values())
 
 
-def _staged(dataset: DatasetStore, manifest: Manifest, sent: list[File]) -> Staged:
+def _staged(dataset: DatasetStore, manifest: Manifest, as_of: str, sent: list[File]) -> Staged:
     labels = manifest.labels
     return Staged(
         manifest_uri=dataset.manifest_uri(manifest.version),
         version=manifest.version,
-        as_of=manifest.as_of,
+        as_of=as_of,
         files=len(manifest.files),
         bytes=manifest.size_bytes,
         rows=manifest.rows,

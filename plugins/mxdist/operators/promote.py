@@ -139,7 +139,7 @@ class PromoteModelOperator(BaseOperator):
         about = self.evaluation["challenger"]
         return Candidate(
             version=about["registered_version"] or self._register_now(about),
-            scores=self._scores("challenger", (about["dataset"] or {}).get("as_of")),
+            scores=self._scores("challenger", about["dataset"] or {}),
             run_id=about["mlflow_run_id"],
             model_uri=about["model_uri"],
             model_digest=about["model_digest"],
@@ -149,12 +149,13 @@ class PromoteModelOperator(BaseOperator):
         from mxdist.tracking.registry import Candidate
 
         about = self.evaluation["champion"]
-        return None if about is None else Candidate(about["version"], self._scores("champion", None))
+        return None if about is None else Candidate(about["version"], self._scores("champion", {}))
 
-    def _scores(self, role: str, as_of: str | None) -> Scores:
+    def _scores(self, role: str, trained: Mapping[str, Any]) -> Scores:
         from mxdist.tracking.gate import Scores
 
-        return Scores(self.evaluation["scores"][role], self.evaluation["dataset_version"], as_of)
+        as_of, trained_on = trained.get("as_of"), trained.get("version") or ""
+        return Scores(self.evaluation["scores"][role], self.evaluation["dataset_version"], as_of, trained_on)
 
     def _register_now(self, about: Mapping[str, Any]) -> str:
         """Return the version of a model that could not be registered while MLflow was away."""

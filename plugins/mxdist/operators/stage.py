@@ -29,8 +29,8 @@ class StageDatasetOperator(BaseOperator):
         ``file.py:function`` beside the DAG file; a function is given an empty folder and fills it.
     :param dataset_name: the dataset's name in the store.
     :param split: divide into train, validation and test: fields of ``Split``.
-    :param as_of: the end of the data interval, as ISO text; decides which of two versions is older. Default: the end
-        of the run's data interval, or the time it was meant for, or, in a run without either, now.
+    :param as_of: how far the data reach, as ISO text; decides which of two versions is older. Default: the end of the
+        run's data interval or its logical date, whichever is later; in a run without either, when it was due.
     :param mxdist_conn_id: the connection that says where datasets are kept.
     :param check_conf: refuse a run whose configuration names a parameter that the DAG does not have; the first task
         of a run also refuses what no task of the DAG could take.
@@ -102,8 +102,9 @@ class StageDatasetOperator(BaseOperator):
 def data_as_of(context: Context) -> datetime | None:
     """Return the moment that a run's data ends: None means now.
 
-    A run started by hand or by an asset has no logical date and no interval; then the time it was queued to run
-    after counts, so that a retry says the same.
+    The form of the UI gives a run a logical date, and Airflow gives it the last whole interval before: but what is
+    staged now is of now. A scheduled run's logical date is before the end of its interval. A run started by an asset or
+    by the API may have neither; then the time it was queued to run after counts, so that a retry says the same.
     """
     run = context["dag_run"]
-    return run.data_interval_end or run.logical_date or run.run_after
+    return max(filter(None, (run.data_interval_end, run.logical_date)), default=run.run_after)

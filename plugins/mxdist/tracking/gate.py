@@ -18,11 +18,13 @@ class Scores:
     :param metrics: None stands for a value that is not finite, where JSON has no other way to say so.
     :param dataset_version: the version of that set.
     :param as_of: the end of the data interval that the model was *trained* on, ISO 8601.
+    :param trained_on: the dataset version that the model was trained on; the same version is of the same age.
     """
 
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     dataset_version: str = ""
     as_of: str | None = None
+    trained_on: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,7 @@ def _refusal(challenger: Scores, champion: Scores | None, rule: Rule) -> str:
     if challenger.dataset_version != champion.dataset_version:
         mine, theirs = challenger.dataset_version[:12] or "none", champion.dataset_version[:12] or "none"
         return f"they were scored on different data (challenger {mine}, champion {theirs})"
-    return _older(challenger.as_of, champion.as_of) or _not_better(challenger, champion, rule)
+    return _older(challenger, champion) or _not_better(challenger, champion, rule)
 
 
 def _unusable(who: str, scores: Scores, metric: str) -> str:
@@ -99,8 +101,9 @@ def _unusable(who: str, scores: Scores, metric: str) -> str:
     return "" if math.isfinite(value) else f"the {who}'s {metric} is {value}"
 
 
-def _older(mine: str | None, theirs: str | None) -> str:
-    if theirs is None:
+def _older(challenger: Scores, champion: Scores) -> str:
+    mine, theirs = challenger.as_of, champion.as_of
+    if theirs is None or same_training_data(challenger.trained_on, champion.trained_on):
         return ""
     if mine is None:
         return f"nobody knows how old the challenger's data is (the champion's is as of {theirs})"
@@ -109,6 +112,23 @@ def _older(mine: str | None, theirs: str | None) -> str:
     except ValueError as error:
         return f"as_of is no date: {error}"
     return f"it was trained on older data (as of {mine}; the champion's is as of {theirs})" if older else ""
+
+
+def same_training_data(mine: str, theirs: str) -> bool:
+    """Return whether two models are known to be trained on the same version of a dataset."""
+    return bool(mine) and mine == theirs
+
+
+def latest(*dates: str | None) -> str | None:
+    """Return the latest of these; what is no date does not count."""
+    return max((date for date in dates if date and _is_date(date)), key=_moment, default=None)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        return bool(_moment(text))
+    except ValueError:
+        return False
 
 
 def _moment(text: str) -> datetime:

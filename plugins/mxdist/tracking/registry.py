@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from mxdist.errors import MxdistError, NotFound, RegistryError, TrackingError
 from mxdist.store import Chunks, Register, Store, Versioned
 from mxdist.tracking.client import Client, Login
-from mxdist.tracking.gate import Decision, Rule, Scores, decide
+from mxdist.tracking.gate import Decision, Rule, Scores, decide, latest, same_training_data
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +46,7 @@ class Champion:
 
     :param dataset_version: the evaluation set that ``metrics`` were taken on.
     :param as_of: the end of the data interval that the model was trained on.
+    :param trained_on: the dataset version that it was trained on; '' if nobody knows.
     """
 
     version: str
@@ -59,6 +60,7 @@ class Champion:
     forced: bool = False
     model_uri: str | None = None
     model_digest: str | None = None
+    trained_on: str = ""
 
     @classmethod
     def load(cls, document: Mapping[str, Any]) -> Self:
@@ -128,7 +130,7 @@ class Registry:
         decision = self._decide(challenger, champion, record, aliased, rule)
         if not decision.promote:
             return self._refused(name, challenger, before, decision, drift)
-        if self._register(name).swap(seen, asdict(_record(challenger, decision, by))) is None:
+        if self._register(name).swap(seen, asdict(_record(challenger, record, decision, by))) is None:
             raced = replace(decision, promote=False, reason="another promotion was faster; evaluate again")
             return self._refused(name, challenger, before, raced, drift)
         self._project_new(name, challenger.version)
@@ -159,8 +161,9 @@ class Registry:
         aliased: str | None,
         rule: Rule,
     ) -> Decision:
-        # The age of the champion's data is what the record says. A champion that was not scored has no metric.
-        theirs = replace(champion.scores if champion else Scores(), as_of=record.as_of) if record else None
+        # What the champion was trained on is what the record says. A champion that was not scored has no metric.
+        scored = champion.scores if champion else Scores()
+        theirs = replace(scored, as_of=record.as_of, trained_on=record.trained_on) if record else None
         compared, now = champion.version if champion else None, record.version if record else None
         decision = decide(challenger.scores, theirs, rule)
         if rule.force:
@@ -270,18 +273,26 @@ def _loaded(seen: Versioned) -> Champion | None:
     return Champion.load(seen.value) if seen.value else None
 
 
-def _record(challenger: Candidate, decision: Decision, by: str) -> Champion:
+def _record(challenger: Candidate, before: Champion | None, decision: Decision, by: str) -> Champion:
     scores = challenger.scores
     return Champion(
         version=challenger.version,
         run_id=challenger.run_id,
         metrics={key: value for key, value in scores.metrics.items() if value is not None and math.isfinite(value)},
         dataset_version=scores.dataset_version,
-        as_of=scores.as_of,
+        as_of=_age(scores, before),
         by=by,
         at=time.time(),
         reason=decision.reason,
         forced=decision.forced,
         model_uri=challenger.model_uri,
         model_digest=challenger.model_digest,
+        trained_on=scores.trained_on,
     )
+
+
+def _age(scores: Scores, before: Champion | None) -> str | None:
+    """Return how far the training data reach; never less than was said of the same data."""
+    if before is None or not same_training_data(scores.trained_on, before.trained_on):
+        return scores.as_of
+    return latest(scores.as_of, before.as_of)

@@ -198,23 +198,43 @@ def test_form_explains_every_field_and_its_defaults_are_allowed(bag: DagBag) -> 
             assert {"type", "enum"} & set(param.schema)
 
 
-def run(**dates: Any) -> Any:
-    known = {"data_interval_end": None, "logical_date": None, "run_after": RUN_AFTER, **dates}
-    return {"dag_run": SimpleNamespace(**known)}
+WEEK_END = DateTime(2026, 3, 9, 3, tzinfo=UTC)
+THURSDAY = DateTime(2026, 3, 12, 9, tzinfo=UTC)
 
 
-RUN_AFTER = datetime(2026, 3, 9, 12, tzinfo=UTC)
-WEEK_END = datetime(2026, 3, 9, 3, tzinfo=UTC)
+def run_of(dag: Any, kind: str) -> Any:
+    """Return the context of a run of this kind, with the dates that Airflow gives it."""
+    timetable = decode_timetable(encode_timetable(dag.timetable))
+    logical_date, interval = None, None
+    if kind == "scheduled":
+        restriction = TimeRestriction(earliest=DateTime(2026, 3, 2, 3, tzinfo=UTC), latest=None, catchup=True)
+        info = timetable.next_dagrun_info_v2(last_dagrun_info=None, restriction=restriction)
+        assert info is not None
+        interval = info.data_interval
+        logical_date = interval.start
+    elif kind == "form":  # its default is now
+        interval, logical_date = timetable.infer_manual_data_interval(run_after=THURSDAY), THURSDAY
+    dates = {"logical_date": logical_date, "data_interval_end": interval.end if interval else None}
+    return {"dag_run": SimpleNamespace(run_after=THURSDAY, **dates)}
 
 
 @pytest.mark.parametrize(
-    ("context", "as_of"),
+    ("kind", "as_of"),
     [
-        (run(data_interval_end=WEEK_END, logical_date=WEEK_END), WEEK_END),
-        (run(logical_date=WEEK_END), WEEK_END),
-        (run(), RUN_AFTER),
+        pytest.param("scheduled", WEEK_END, id="scheduled or backfilled"),
+        pytest.param("form", THURSDAY, id="started from the form"),
+        pytest.param("asset", THURSDAY, id="started by an asset or without a date"),
     ],
-    ids=["scheduled or backfilled", "started with a logical date", "started by hand or by an asset"],
 )
-def test_age_of_data_for_every_kind_of_run(context: Any, as_of: datetime) -> None:
+def test_age_of_data_for_every_kind_of_run(bag: DagBag, kind: str, as_of: datetime) -> None:
+    context = run_of(bag.dags["mnist_retrain"], kind)
     assert data_as_of(context) == as_of
+
+
+def test_a_run_for_a_past_week_stages_data_of_that_week(bag: DagBag) -> None:
+    """The API may name any logical date; then the interval is of that time, too."""
+    timetable = decode_timetable(encode_timetable(bag.dags["mnist_retrain"].timetable))
+    past = DateTime(2026, 2, 12, 9, tzinfo=UTC)
+    end = timetable.infer_manual_data_interval(run_after=past).end
+    context: Any = {"dag_run": SimpleNamespace(run_after=THURSDAY, logical_date=past, data_interval_end=end)}
+    assert end < data_as_of(context) == past

@@ -47,7 +47,11 @@ def model(mlflow: MlflowClient, request: pytest.FixtureRequest) -> str:
 
 
 def evaluation(
-    model: str, version: str | None, accuracy: float, champion: tuple[str, float] | None = None
+    model: str,
+    version: str | None,
+    accuracy: float,
+    champion: tuple[str, float] | None = None,
+    dataset: dict[str, str] = DATASET,
 ) -> dict[str, Any]:
     scores = {"challenger": {"accuracy": accuracy}}
     if champion:
@@ -64,7 +68,7 @@ def evaluation(
             "mlflow_run_id": "run",
             "model_uri": f"s3://bbb/{version}",
             "model_digest": "d",
-            "dataset": DATASET,
+            "dataset": dataset,
         },
     }
 
@@ -110,6 +114,23 @@ def test_equal_model_is_refused_and_the_task_succeeds(runs_uri: str, mlflow: Mlf
     assert (result["decision"], result["champion"], result["version"]) == ("kept champion", "1", "2")
     assert (result["numbers"]["challenger"], result["numbers"]["champion"]) == (0.9, 0.9)
     assert mlflow.get_model_version_by_alias(model, "champion").version == "1"
+
+
+def test_better_model_of_the_same_data_is_promoted_whichever_run_staged_them(
+    runs_uri: str, mlflow: MlflowClient, model: str
+) -> None:
+    now, last_week = {**DATASET, "as_of": "2026-03-11T12:00:00+00:00"}, DATASET
+    promote(evaluation=evaluation(model, "1", 0.9, dataset=now))
+    result, _ = promote(evaluation=evaluation(model, "2", 0.95, champion=("1", 0.9), dataset=last_week))
+    assert (result["decision"], result["champion"]) == ("promoted", "2")
+
+
+def test_backfill_of_older_data_is_refused(runs_uri: str, mlflow: MlflowClient, model: str) -> None:
+    promote(evaluation=evaluation(model, "1", 0.9))
+    older = {**DATASET, "version": "1" * 64, "as_of": "2026-03-02T03:00:00+00:00"}
+    result, _ = promote(evaluation=evaluation(model, "2", 0.95, champion=("1", 0.9), dataset=older))
+    assert result["decision"] == "kept champion"
+    assert "older data (as of 2026-03-02" in result["reason"]
 
 
 def test_force_is_recorded(runs_uri: str, mlflow: MlflowClient, model: str) -> None:

@@ -57,6 +57,15 @@ def test_a_version_is_its_files_and_a_manifest(place: Place, fill: Fill) -> None
     assert place.dataset().history() == [{"version": version, "as_of": DAY}]
 
 
+def test_a_version_is_as_old_as_its_latest_staging(place: Place, fill: Fill) -> None:
+    source = fill({"a": b"1"})
+    place.stage(source, as_of="2026-12-09")
+    late = place.stage(source, as_of="2026-12-07")
+    assert late["as_of"] == "2026-12-09T00:00:00+00:00"
+    older = place.stage(fill({"a": b"0"}, "older"), as_of="2026-12-07")
+    assert older["as_of"] == "2026-12-07T00:00:00+00:00"
+
+
 def test_arrays_are_described(place: Place, fill: Fill) -> None:
     def source(folder: Path) -> None:
         for split, rows in (("train", 5), ("test", 2)):

@@ -12,10 +12,15 @@ from mxdist.tracking.gate import Rule, Scores, decide
 
 
 def scores(
-    accuracy: float | None = 0.9, *, data: str = "d1", as_of: str | None = "2026-04-01", **more: float
+    accuracy: float | None = 0.9,
+    *,
+    data: str = "d1",
+    as_of: str | None = "2026-04-01",
+    trained_on: str = "",
+    **more: float,
 ) -> Scores:
     metrics = more if accuracy is None else {"accuracy": accuracy, **more}
-    return Scores(metrics, data, as_of)
+    return Scores(metrics, data, as_of, trained_on)
 
 
 RULE = Rule("accuracy")
@@ -34,6 +39,12 @@ RULE = Rule("accuracy")
             scores(0.91, as_of="2026-04-01T02:00:00+02:00"), scores(as_of="2026-04-01"), RULE, id="same-moment"
         ),
         pytest.param(scores(0.91, as_of="2026-04-01T00:00:00Z"), scores(as_of="2026-03-01"), RULE, id="newer"),
+        pytest.param(
+            scores(0.91, as_of="2026-03-01", trained_on="v1"), scores(trained_on="v1"), RULE, id="same-training-data"
+        ),
+        pytest.param(
+            scores(0.91, as_of=None, trained_on="v1"), scores(trained_on="v1"), RULE, id="same-training-data-no-age"
+        ),
     ],
 )
 def test_promotes(challenger: Scores, champion: Scores | None, rule: Rule) -> None:
@@ -58,6 +69,10 @@ REFUSALS = [
     ),
     pytest.param(scores(0.95, as_of="2026-03-01"), scores(0.9), RULE, "older data (as of 2026-03-01", id="older"),
     pytest.param(scores(0.95, as_of=None), scores(0.9), RULE, "nobody knows how old", id="age-unknown"),
+    pytest.param(
+        scores(0.95, as_of="2026-03-01", trained_on="v0"), scores(trained_on="v1"), RULE, "older data", id="backfill"
+    ),
+    pytest.param(scores(0.9, trained_on="v1"), scores(0.9, trained_on="v1"), RULE, "0.9 does not", id="equal-on-same"),
     pytest.param(scores(0.95, as_of="last week"), scores(0.9), RULE, "as_of is no date", id="no-date"),
     pytest.param(
         scores(loss=0.3), scores(loss=0.2), Rule("loss", higher_is_better=False), "lower is better", id="reversed-worse"

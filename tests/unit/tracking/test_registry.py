@@ -20,10 +20,11 @@ from support.mlflow_proxy import MlflowProxy
 RULE = Rule("accuracy")
 
 
-def candidate(version: int, accuracy: float, *, data: str = "test-1", as_of: str | None = None) -> Candidate:
-    return Candidate(
-        str(version), Scores({"accuracy": accuracy}, data, as_of), run_id=f"run{version}", model_uri=f"/m/{version}"
-    )
+def candidate(
+    version: int, accuracy: float, *, data: str = "test-1", as_of: str | None = None, trained_on: str = ""
+) -> Candidate:
+    scores = Scores({"accuracy": accuracy}, data, as_of, trained_on)
+    return Candidate(str(version), scores, run_id=f"run{version}", model_uri=f"/m/{version}")
 
 
 @pytest.fixture
@@ -94,6 +95,18 @@ def test_refusals_change_nothing(
     assert reason in answer.reason
     assert (registry.champion(name), alias()) == (before, "1")
     assert reason in tag(proxy, name, "2")
+
+
+def test_data_of_the_champion_are_of_its_age_whatever_run_staged_them(registry: Registry, name: str) -> None:
+    first = candidate(1, 0.8, as_of="2026-03-11", trained_on="v1")
+    registry.promote(name, first, None, RULE)
+    late = candidate(2, 0.9, as_of="2026-03-09", trained_on="v1")
+    assert registry.promote(name, late, candidate(1, 0.8), RULE).promoted
+    record = registry.champion(name)
+    assert record is not None
+    assert (record.as_of, record.trained_on) == ("2026-03-11", "v1")
+    backfill = registry.promote(name, candidate(3, 0.95, as_of="2026-03-10", trained_on="v0"), candidate(2, 0.9), RULE)
+    assert "older data" in backfill.reason
 
 
 def test_force_is_recorded(registry: Registry, name: str, alias: Any) -> None:
