@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.listeners import hookimpl
 
 from mxdist.barriers import reach
+from mxdist.forks import ThreadLock, no_fork
 
 if TYPE_CHECKING:
     from airflow.models.dagrun import DagRun
@@ -40,6 +41,7 @@ _WAITING_AT_MOST = 200
 _EXIT_WAIT_S = 20.0
 _TRIES = 3
 _PAUSE_S = 2.0
+_QUEUEING = ThreadLock()
 
 
 @dataclass(frozen=True)
@@ -102,13 +104,12 @@ class Background:
     """One daemon thread that works through notes; made again in a forked process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._pid = 0
         self._notes: queue.Queue[Note] = queue.Queue(_WAITING_AT_MOST)
 
     def put(self, note: Note) -> None:
         """Take a note, or drop it when far too many wait."""
-        with self._lock:
+        with _QUEUEING.held():
             if self._pid != os.getpid():
                 self._pid, self._notes = os.getpid(), queue.Queue(_WAITING_AT_MOST)
                 threading.Thread(target=self._work, args=(self._notes,), name="mxdist-listener", daemon=True).start()
@@ -127,6 +128,7 @@ class Background:
         return not self._notes.unfinished_tasks
 
     def _work(self, notes: queue.Queue[Note]) -> None:
+        _load()
         while True:
             note = notes.get()
             try:
@@ -135,6 +137,19 @@ class Background:
                 log.exception("Cannot settle %s; it is left to ReconcileJobsOperator.", note)
             finally:
                 notes.task_done()
+
+
+def _load() -> None:
+    """Import what settling needs while nothing forks: the scheduler forks workers at any time."""
+    try:
+        with no_fork():
+            import mxdist.hooks.cluster
+            import mxdist.hooks.mlflow
+            import mxdist.store.s3
+            import mxdist.tracking.replay
+            import mxdist.tracking.runs  # noqa: F401
+    except Exception:
+        log.exception("Cannot load what settles ended runs; they are left to ReconcileJobsOperator.")
 
 
 _BACKGROUND = Background()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from mxdist.errors import NotFound, StoreError
+from mxdist.forks import ThreadLock
 from mxdist.store.base import Entry, Store
 from mxdist.store.opening import Credentials
 
@@ -24,7 +24,7 @@ _TRANSFER = TransferConfig(multipart_threshold=64 << 20, multipart_chunksize=16 
 _CONFLICT_PAUSES_S = (0.05, 0.2, 1.0, 3.0)
 _ATTEMPTS = 10  # a server that asks to slow down is given a minute
 _DELETE_AT_ONCE = 1000  # S3 refuses more in one request
-_making_clients = threading.Lock()  # boto3's sessions are not safe to share, its clients are
+_making_clients = ThreadLock()  # boto3's sessions are not safe to share, its clients are
 _ABSENT = {"404", "NoSuchKey", "NotFound"}
 _PRESENT = {"412", "PreconditionFailed", "409", "ConditionalRequestConflict"}
 
@@ -35,7 +35,7 @@ def connect(endpoint_url: str | None, region: str | None, credentials: Credentia
     Checksums only where S3 demands them: trailers are refused by Ceph 16 and stored inside the object by others.
     """
     keys = credentials or Credentials.from_environment()
-    with _making_clients:
+    with _making_clients.held():
         return _session().client(
             "s3",
             endpoint_url=endpoint_url,

@@ -9,18 +9,19 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from mxdist.errors import TrackingError
+from mxdist.forks import ThreadLock, no_fork
 
 CALL_TIMEOUT_S = 10
 UPLOAD_TIMEOUT_S = 120
 
-_LOCK = threading.RLock()
+_LOCK = ThreadLock()
+_BEFORE: list[dict[str, str | None]] = []  # what to take back, outermost first
 _TRANSIENT = {"INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE", "REQUEST_LIMIT_EXCEEDED", "DEADLINE_EXCEEDED", "ABORTED", ""}
 _FIXED = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
@@ -60,19 +61,31 @@ def bounded(timeout_s: int | None = None, login: Login | None = None) -> Iterato
     """Run MLflow code with these bounds and this login; one thread at a time, since both live in the environment."""
     wanted: dict[str, str | None] = {**_FIXED, "MLFLOW_HTTP_REQUEST_TIMEOUT": str(timeout_s or CALL_TIMEOUT_S)}
     wanted |= login.environment() if login else {}
-    with _LOCK:
+    with _LOCK.held():
         before = {name: os.environ.get(name) for name in wanted}
-        _set(wanted)
+        _BEFORE.append(before)
         try:
+            _set(wanted)
             yield
         finally:
             _set(before)
+            _BEFORE[-1:] = []
+
+
+def _take_back() -> None:
+    """Give a forked child the environment as it was: the thread that would do so is not there."""
+    while _BEFORE:
+        _set(_BEFORE.pop())
+
+
+os.register_at_fork(after_in_child=_take_back)
 
 
 def _set(variables: Mapping[str, str | None]) -> None:
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
+            os.unsetenv(name)  # a fork may come between the two steps of setting it
         else:
             os.environ[name] = value
 
@@ -81,7 +94,8 @@ def load_mlflow() -> Any:
     """Return the module ``mlflow``, imported now and not before, and told to send nothing about its use anywhere."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     try:
-        import mlflow
+        with no_fork():
+            import mlflow
     except ImportError as error:
         raise TrackingError(
             f"MLflow cannot be imported: {error}.", hint="Install mlflow-skinny in this environment.", retryable=False
