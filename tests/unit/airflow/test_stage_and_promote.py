@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,10 @@ from mxdist.launch.client import JobClient
 from mxdist.operators.evaluate import EvaluateModelOperator
 from mxdist.operators.promote import PromoteModelOperator
 from mxdist.operators.stage import StageDatasetOperator
+from mxdist.operators.train import DistributedTrainOperator
 from mxdist.store import open_store
 from stack.mlflow import Mlflow
+from stack.seaweed import Seaweed
 
 WEEK_END = datetime(2026, 3, 9, 3, tzinfo=UTC)
 DATASET = {
@@ -174,6 +177,65 @@ def test_mlflow_down_at_promote_may_be_retried(runs_uri: str, monkeypatch: pytes
         promote(evaluation=evaluation("any", "1", 0.9))
     assert type(caught.value) is AirflowException
     assert list(open_store(runs_uri).list("promotions/")) == []
+
+
+def test_wrong_mlflow_password_at_promote_fails_for_good_with_one_message(
+    runs_uri: str, secured_mlflow: Mlflow, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = {"conn_type": "mxdist_mlflow", "host": secured_mlflow.url, "login": "admin", "password": "wrong-secret"}
+    monkeypatch.setenv("AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps(wrong))
+    with pytest.raises(AirflowFailException) as caught:
+        promote(evaluation=evaluation("any", "1", 0.9))
+    said = "refused the login. Check the user name and the password or token of the MLflow connection."
+    assert str(caught.value) == f"MLflow at {secured_mlflow.url} {said}"
+    assert list(open_store(runs_uri).list("promotions/")) == []
+
+
+def on_s3(monkeypatch: pytest.MonkeyPatch, bucket: str, endpoint_url: str, secret: str) -> None:
+    """Lead the connection to this S3 server."""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    extra = {"runs_uri": f"s3://{bucket}/runs", "data_uri": f"s3://{bucket}/data", "endpoint_url": endpoint_url}
+    extra |= {"node_python": "/bin/false", "workdir": "/tmp"}
+    connection = {"conn_type": "mxdist", "login": "mxdist-test", "password": secret, "extra": extra}
+    monkeypatch.setenv("AIRFLOW_CONN_MXDIST_DEFAULT", json.dumps(connection))
+
+
+@pytest.fixture(params=["stage", "train", "evaluate", "promote"])
+def task(request: pytest.FixtureRequest, tmp_path: Path, script: str, model: str) -> Callable[[], Any]:
+    """A task that needs S3, ready to be run."""
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "a.txt").write_text("a")
+    trained = {"model_uri": "s3://bbb/2", "registered_model": model, "registered_version": "2", "dataset": DATASET}
+    makers: dict[str, Callable[[], Any]] = {
+        "stage": lambda: StageDatasetOperator(task_id="stage", source=str(tmp_path / "source"), dataset_name="letters"),
+        "train": lambda: DistributedTrainOperator(task_id="train", script=script, mlflow_conn_id=None),
+        "evaluate": lambda: EvaluateModelOperator(task_id="evaluate", challenger=trained),
+        "promote": lambda: PromoteModelOperator(task_id="promote", evaluation=evaluation(model, "1", 0.9)),
+    }
+
+    def run() -> Any:
+        operator = makers[request.param]()
+        return operator.execute(context_of(operator))
+
+    return run
+
+
+def test_refused_s3_key_fails_for_good(
+    task: Callable[[], Any], seaweed: Seaweed, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_s3(monkeypatch, bucket, seaweed.endpoint_url, "wrong-secret")
+    with pytest.raises(AirflowFailException, match="refused the credentials") as caught:
+        task()
+    assert len(str(caught.value).splitlines()) == 1
+    assert "wrong-secret" not in str(caught.value)
+
+
+def test_s3_down_may_be_retried(task: Callable[[], Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    on_s3(monkeypatch, "bbb", "http://127.0.0.1:9", "secret")
+    with pytest.raises(AirflowException, match=r"http://127.0.0.1:9 did not answer") as caught:
+        task()
+    assert type(caught.value) is AirflowException
+    assert len(str(caught.value).splitlines()) == 1
 
 
 def test_evaluation_meets_the_champion_of_its_submission(
