@@ -135,30 +135,47 @@ def _lost(stack: LocalStack, error: ApiError) -> str:
 
 
 def _report(stack: LocalStack, follower: Follower, last: Snapshot, steps: Steps, run_page: str) -> int:
-    results = {stage.task_id: follower.result(stage.task_id) for stage in last.stages if stage.state == "success"}
+    results = {stage.task_id: _result(follower, stage.task_id) for stage in last.stages if stage.state == "success"}
     print(f"\n{table(rows(last.stages, results))}\n")
-    print(f"  DAG run           {run_page}")
-    parent = _parent(stack, follower)
-    if parent:
-        print(f"  MLflow run        {parent}")
-    name = next((r["registered_model"] for r in results.values() if r and r.get("registered_model")), None)
-    if name:
-        print(f"  Registered model  {model_url(stack.mlflow.url, name)}")
-    print(f"  Logins            {stack.passwords_file}\n\nWhere the time went\n{steps.table()}")
+    complete = _links(stack, follower, results, run_page)
+    print(f"\nWhere the time went\n{steps.table()}")
     print("\nThe services go on, for the next `make demo`; `make stop` ends them.")
-    failed = [stage for stage in last.stages if stage.state == "failed"]
-    for stage in failed:
-        print(f"\nStage {stage.task_id} failed: {follower.reason(stage)}", file=sys.stderr)
+    for stage in last.stages:
+        if stage.state == "failed":
+            print(f"\nStage {stage.task_id} failed: {follower.reason(stage)}", file=sys.stderr)
     if last.state != "success":
         print(f"The run ended as {last.state!r}.", file=sys.stderr)
-    return 0 if last.state == "success" else 1
+        return 1
+    if not complete:
+        print("\nThe run succeeded, but not everything that it made was found: see the links.", file=sys.stderr)
+        return 1
+    return 0
 
 
-def _parent(stack: LocalStack, follower: Follower) -> str | None:
+def _result(follower: Follower, task_id: str) -> Any:
+    try:
+        return follower.result(task_id)
+    except ApiError as error:
+        print(f"\nWhat stage {task_id} handed over cannot be read: {error}", file=sys.stderr)
+        return None
+
+
+def _links(stack: LocalStack, follower: Follower, results: Mapping[str, Any], run_page: str) -> bool:
+    """Show where everything is, or why not; return whether all of it is there."""
+    parent, tracked = _parent(stack, follower)
+    name = next((r["registered_model"] for r in results.values() if r and r.get("registered_model")), None)
+    print(f"  DAG run           {run_page}")
+    print(f"  MLflow run        {parent}")
+    print(f"  Registered model  {model_url(stack.mlflow.url, name) if name else 'none: no stage names one'}")
+    print(f"  Logins            {stack.passwords_file}")
+    return tracked and name is not None
+
+
+def _parent(stack: LocalStack, follower: Follower) -> tuple[str, bool]:
+    """Return where the chain's run in MLflow is, or why nobody knows."""
     login = Login(stack.passwords.mlflow_user, stack.passwords.mlflow_password)
     try:
         found = find_parent(stack.mlflow.url, f"{follower.dag_id}/{follower.run_id}", login=login)
     except MxdistError as error:
-        print(f"  MLflow run        not found: {error}")
-        return None
-    return found.url if found else None
+        return f"not found: {error}", False
+    return (found.url, True) if found else (f"none: MLflow at {stack.mlflow.url} has no run of this DAG run", False)
