@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,47 @@ from mxdist.data.stage import stage
 from mxdist.reconcile import finish_all
 from mxdist.spec import JobState, TrainingJob, parse_job
 from stack.mlflow import Mlflow
+from support.mlflow_proxy import MlflowProxy
+
+ALONE = """
+import json, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "mxdist":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+import mlflow, numpy
+mlflow.set_tracking_uri(sys.argv[1])
+model = mlflow.pyfunc.load_model(sys.argv[2])
+print(json.dumps(model.predict(numpy.load(sys.argv[3])).tolist()))
+"""
+WATCHED = """
+import os, socket, sys
+from pathlib import Path
+from mxnet.gluon import nn
+
+place = Path(__file__).with_name(f"contacts-{os.getpid()}")
+
+def note(text):
+    with os.fdopen(os.open(place, os.O_CREAT | os.O_APPEND | os.O_WRONLY), "w") as file:
+        file.write(text + "\\n")
+
+def hook(event, args):
+    if event == "socket.connect":
+        note(f"connect {args[1]}")
+    elif event == "import" and args[0].partition(".")[0] == "mlflow":
+        note(f"import {args[0]}")
+
+note(f"imported {'mlflow' in sys.modules}")
+sys.addaudithook(hook)
+with socket.socket(type=socket.SOCK_DGRAM) as seen:
+    seen.connect(("127.0.0.1", 9))
+
+def network(params):
+    return nn.Dense(params["classes"])
+"""
 
 
 @pytest.fixture
@@ -71,6 +114,51 @@ def test_model_is_trained_published_and_recorded(jobs: Jobs, dataset: dict[str, 
     assert result.registered_version == "1"
     state = attempt.read_state()
     assert (state.state, state.epoch, state.epochs, state.step) == (JobState.SUCCEEDED, 3, 3, 12)
+
+
+def test_registered_model_predicts_what_the_network_says_without_mxdist(
+    jobs: Jobs, dataset: dict[str, Any], mlflow_server: Mlflow, tmp_path: Path
+) -> None:
+    attempt = jobs.submit(job_on(dataset, tracking=tracked(mlflow_server, "pyfunc"))).attempt
+    result = jobs.result(attempt)
+    assert result.registered_version == "1", result.tracking_message
+    x = tmp_path / "source" / "test" / "x.npy"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, "-I", "-c", ALONE, mlflow_server.url, "models:/model-pyfunc/1", str(x)]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+    # What the network says, by numpy alone, from the weights that were published.
+    (file,) = Path(str(result.model_uri)).rglob("params.npz")
+    with np.load(file) as weights:
+        values = np.load(x).reshape(16, 64) / 255
+        for layer in ("features.0", "features.1", "output"):
+            values = values @ weights[f"{layer}.weight"].T + weights[f"{layer}.bias"]
+            values = values if layer == "output" else np.maximum(values, 0)
+    powers = np.exp(values)
+    expected = powers / powers.sum(axis=1, keepdims=True)
+    assert np.allclose(json.loads(done.stdout.splitlines()[-1]), expected, atol=1e-5)
+
+
+def test_ranks_have_nothing_to_do_with_an_mlflow_that_never_answers(
+    jobs: Jobs, dataset: dict[str, Any], mlflow_server: Mlflow, tmp_path: Path
+) -> None:
+    recipe = tmp_path / "recipe" / "watched.py"
+    recipe.parent.mkdir()
+    recipe.write_text(WATCHED)
+    with MlflowProxy(mlflow_server.url) as proxy:
+        proxy.always("hang")
+        where = {"uri": proxy.url, "experiment": "hung"}
+        attempt = jobs.submit(job_on(dataset, model={"recipe": str(recipe)}, tracking=where)).attempt
+        result = jobs.result(attempt)
+        port = proxy.url.rpartition(":")[2]
+    assert (result.state, result.steps) == (JobState.SUCCEEDED, 12), result.cause
+    assert proxy.seen  # by the supervisor, which never got an answer
+    for rank in attempt.read_state().ranks:
+        (file,) = tmp_path.rglob(f"contacts-{rank['pid']}")
+        contacts = file.read_text().splitlines()
+        assert contacts[:2] == ["imported False", "connect ('127.0.0.1', 9)"]  # so the watch works
+        assert [line for line in contacts if line.startswith("import ") or f", {port})" in line] == []
 
 
 def test_one_flipped_byte_ends_the_job_before_its_first_step(

@@ -12,7 +12,6 @@ from unit.tracking.conftest import Begin, Claim, Job, finished, train, written
 from mxdist.spec import JobState
 from mxdist.store import Cause, Result
 from mxdist.tracking.forwarder import Forwarder, replay
-from mxdist.tracking.journal import JournalWriter
 from stack.mlflow import Mlflow
 from support.mlflow_proxy import MlflowProxy
 
@@ -133,17 +132,3 @@ def test_the_run_store_away_for_a_while(begin: Begin, journal: Path, runs: Any, 
     assert forwarder.drain(60)
     assert forwarder.close(JobState.SUCCEEDED).complete
     assert mlflow_has.points(job) == written(journal)
-
-
-def test_the_step_time_does_not_depend_on_mlflow(begin: Begin, proxy: MlflowProxy, journal: Path) -> None:
-    """10,000 records are written in the time of no request at all, though the server never answers."""
-    proxy.always("hang")
-    _, _, forwarder = begin()
-    writer = JournalWriter(journal)
-    slowest = 0.0
-    for step in range(5000):
-        began = time.thread_time()
-        writer.append({"loss": 1.0, "accuracy": 0.5}, step=step)
-        slowest = max(slowest, time.thread_time() - began)
-    assert slowest < 0.5
-    forwarder.close(JobState.SUCCEEDED, timeout_s=0.1)
