@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import uuid
@@ -13,6 +14,9 @@ from mxdist.private import make_private
 from mxdist.store.base import Entry, Store
 
 _PARTIAL = ".partial-"
+_FORBIDDEN = {errno.EACCES, errno.EPERM}
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_MISPLACED = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG}
 
 
 class FolderStore(Store):
@@ -53,36 +57,47 @@ class FolderStore(Store):
     def list(self, prefix: str = "", *, after: str = "") -> Iterator[Entry]:
         folder = self._path(prefix) if prefix.endswith("/") else self._path(prefix).parent if prefix else self._folder
         found = []
-        for root, _, names in os.walk(folder):
+        for root, _, names in os.walk(folder, onerror=lambda error: _check_gone(error, folder)):
             for name in names:
                 key = (Path(root) / name).relative_to(self._folder).as_posix()
                 if not name.startswith(_PARTIAL) and key.startswith(prefix) and key > after:
                     found.append(key)
         for key in sorted(found):
+            path = self._folder / key
             try:
-                yield Entry(key, (self._folder / key).stat().st_size)
+                size_bytes = path.stat().st_size
             except FileNotFoundError:  # deleted while we walked
                 continue
+            except OSError as error:
+                raise _failed("list", path, error) from error
+            yield Entry(key, size_bytes)
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._path(key).unlink(missing_ok=True)
+            path = self._path(key)
+            try:
+                path.unlink(missing_ok=True)
+            except NotADirectoryError:
+                continue
+            except OSError as error:
+                raise _failed("delete", path, error) from error
 
     def upload(self, key: str, path: Path) -> None:
         self._replace(key, lambda partial: shutil.copyfile(path, partial))
 
     def download(self, key: str, path: Path) -> None:
-        partial = path.with_name(f"{_PARTIAL}{uuid.uuid4().hex}")
+        source, partial = self._path(key), path.with_name(f"{_PARTIAL}{uuid.uuid4().hex}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(self._path(key), partial)
-            partial.replace(path)
+            try:
+                shutil.copyfile(source, partial)
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
         except FileNotFoundError:
             raise NotFound(f"{self.uri}/{key} does not exist") from None
         except OSError as error:
-            raise _failed("download", path, error) from error
-        finally:
-            partial.unlink(missing_ok=True)
+            raise _failed(f"copy {source} to", path, error) from error
 
     def child(self, prefix: str) -> FolderStore:
         return FolderStore(self._path(prefix))
@@ -120,5 +135,21 @@ def _flush(path: Path) -> None:
         os.close(descriptor)
 
 
+def _check_gone(error: OSError, top: Path) -> None:
+    """Let a folder count as empty that is not there, or was deleted while we walked; any other trouble is an error."""
+    path = Path(error.filename or top)
+    if not isinstance(error, FileNotFoundError) and not (isinstance(error, NotADirectoryError) and path == top):
+        raise _failed("list", path, error) from error
+
+
 def _failed(verb: str, path: Path, error: OSError) -> StoreError:
-    return StoreError(f"cannot {verb} {path}: {error.strerror or error}", hint="Check free space and permissions.")
+    if error.errno in _FORBIDDEN:
+        hint = "Check the permissions, and as which user this runs."
+    elif error.errno in _FULL:
+        hint = "Make room there, or raise the quota."
+    elif error.errno in _MISPLACED:
+        hint = "Check the path: a file may stand where a folder belongs."
+    else:
+        hint = "Is the disk or share mounted, and does its server answer?"
+    permanent = error.errno in _FORBIDDEN | _MISPLACED
+    return StoreError(f"cannot {verb} {path}: {error.strerror or error}", hint=hint, retryable=not permanent)

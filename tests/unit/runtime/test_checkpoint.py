@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import os
 import pickle
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from mxdist.runtime.checkpoint import Checkpoints, pack, save_state, unpack
 from mxdist.spec import TrainingJob
 from mxdist.store import Attempt, JobRun, open_store
 from mxdist.store.sequence import numbered
+from support.share import sicken
 
 OFFSETS = 20
 
@@ -166,16 +169,38 @@ def test_an_old_attempt_publishes_nothing_more(tmp_path: Path) -> None:
     assert not first.store.exists(numbered("checkpoints/index", 2))
 
 
-def test_a_store_that_does_not_answer_is_not_an_empty_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("broken", ["list", "open"])
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_store_that_cannot_be_read_is_not_an_empty_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, code: int
+) -> None:
     attempt = claim(tmp_path)
     checkpoints = save(attempt, 1)
-
-    def unreachable(key: str) -> bytes:
-        raise StoreError("did not answer")
-
-    monkeypatch.setattr(attempt.store, "read", unreachable)
-    with pytest.raises(StoreError, match="did not answer"):
+    sicken(monkeypatch, Path(attempt.store.uri), broken, code=code)
+    with pytest.raises(StoreError, match=os.strerror(code)):
         checkpoints.newest()
+
+
+def test_a_store_that_is_gone_is_not_an_empty_one(tmp_path: Path) -> None:
+    """Where a share was unmounted is an empty folder."""
+    runs = tmp_path / "runs"
+    attempt = claim(runs)
+    checkpoints = save(attempt, 1)
+    runs.rename(tmp_path / "share")
+    runs.mkdir()
+    with pytest.raises(StoreError):
+        checkpoints.newest()
+
+
+@pytest.mark.parametrize("folder", ["../../etc", "checkpoints/../../x", "/etc", 7])
+def test_an_index_that_leads_elsewhere_is_passed_over(tmp_path: Path, folder: Any) -> None:
+    attempt = claim(tmp_path)
+    checkpoints = save(attempt, 1, 2)
+    index = attempt.store.read_json(numbered("checkpoints/index", 2))
+    attempt.store.write_json(numbered("checkpoints/index", 2), {**index, "folder": folder})
+    found = checkpoints.newest()
+    assert found is not None
+    assert found.step == 1
 
 
 class Exploit:
