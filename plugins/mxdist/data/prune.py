@@ -65,7 +65,8 @@ def prune(
     :param dry_run: only say what would be deleted.
     :param max_share: refuse to delete more than this share of the versions.
     :raises DataError: a staging is under way, a manifest cannot be trusted, or ``max_share`` was passed.
-    :raises StoreError: a store could not be reached, or what it says of a job cannot be read; nothing was deleted.
+    :raises StoreError: a store could not be reached, or what it says of a job cannot be read; no blob was deleted
+        that a version may name.
     """
     where, runs = storage or Storage(), None
     if runs_uri is not None:
@@ -146,7 +147,7 @@ def _plan(dataset: DatasetStore, keep: int, protect: Collection[str], max_share:
         )
     for version in plan.versions:
         plan.blobs |= _named(dataset, version)
-    _spare_named(dataset, plan.blobs, set(plan.versions))
+    _spare_named(dataset, plan.blobs, versions, without=set(plan.versions))
     return plan
 
 
@@ -166,12 +167,24 @@ def _named(dataset: DatasetStore, version: str) -> dict[str, int]:
     return {file.sha256: file.size for file in manifest.files} if manifest else {}
 
 
-def _spare_named(dataset: DatasetStore, blobs: dict[str, int], without: set[str]) -> None:
-    """Take out of ``blobs`` whatever a version names that is not one of ``without``."""
-    for version in dataset.versions():
-        if version not in without:
-            for digest in _named(dataset, version):
-                blobs.pop(digest, None)
+def _spare_named(dataset: DatasetStore, blobs: dict[str, int], seen: Collection[str], *, without: set[str]) -> None:
+    """Take out of ``blobs`` whatever a version names that is not one of ``without``.
+
+    :param seen: the versions that were there a moment ago.
+    :raises StoreError: some of these are gone now, as when a share was lost; what they name cannot be known.
+    """
+    missing = set(seen) - without
+    for version in set(dataset.versions()) - without:
+        manifest = dataset.load(version)
+        if manifest is not None:
+            missing.discard(version)
+            for file in manifest.files:
+                blobs.pop(file.sha256, None)
+    if missing:
+        raise StoreError(
+            f"{len(missing)} of {len(seen)} versions of {dataset.store.uri} were gone when they were looked for again.",
+            hint="Is the store whole, and is nobody else pruning it? Then prune again.",
+        )
 
 
 def _was_killed(announcement: Mapping[str, Any]) -> bool:
@@ -186,9 +199,10 @@ def _finish(dataset: DatasetStore, key: str) -> None:
     except NotFound:  # finished by another
         return
     versions, blobs = set(document["versions"]), dict.fromkeys(document["blobs"], 0)
+    seen = dataset.versions()
     dataset.store.delete([dataset.manifest_key(version) for version in versions])
     dataset.forget(versions)
-    _spare_named(dataset, blobs, set())
+    _spare_named(dataset, blobs, set(seen) - versions, without=set())
     dataset.store.delete([f"blobs/{digest}" for digest in blobs])
     dataset.store.delete([key])
     log.info("Pruned %d versions and %d blobs of %s.", len(versions), len(blobs), dataset.store.uri)

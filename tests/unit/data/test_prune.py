@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.client import BaseClient
+from botocore.exceptions import ClientError
 from unit.data.conftest import Place, content
 
 import mxdist.data.prune as pruning
 from mxdist.errors import DataError, StoreError
 from mxdist.spec import JobState, parse_job
 from mxdist.store import Attempt, JobRun, Result
-from mxdist.store.base import Entry
 from mxdist.store.run import INDEX
+from support.share import sicken
 
 Fill = Callable[..., Path]
 
@@ -175,24 +179,55 @@ def test_a_manifest_that_is_not_ours_stops_it(place: Place, three: list[str]) ->
     assert place.keys() == before
 
 
+def break_off(monkeypatch: pytest.MonkeyPatch, place: Place, prefix: str) -> None:
+    """Make listings of ``prefix`` fail: in a folder at once, on S3 on the last page."""
+    if place.endpoint_url is None:
+        sicken(monkeypatch, Path(place.uri, "runs" if prefix == "_jobs/" else "data", prefix), "list")
+        return
+    real = BaseClient._make_api_call
+
+    def call(self: BaseClient, name: str, params: dict[str, Any]) -> Any:
+        if name != "ListObjectsV2" or not params["Prefix"].endswith(prefix):
+            return real(self, name, params)
+        page = real(self, name, {**params, "MaxKeys": 1})
+        if not page["IsTruncated"]:
+            raise ClientError({"Error": {"Code": "InternalError", "Message": "broke off"}}, name)
+        return page
+
+    monkeypatch.setattr(BaseClient, "_make_api_call", call)
+
+
 @pytest.mark.parametrize("prefix", ["manifests/", "history/", "staging/", "_jobs/"])
 def test_a_listing_that_breaks_off_stops_it(
     place: Place, three: list[str], monkeypatch: pytest.MonkeyPatch, prefix: str
 ) -> None:
     """A listing that fails on its second page once made tools delete what they had not seen: aws/aws-cli#1481."""
     before = place.keys()
-    kind, whole = type(place.store()), type(place.store()).list
-
-    def broken(self: Any, start: str = "", *, after: str = "") -> Iterator[Entry]:
-        yield from list(whole(self, start, after=after))[:1]
-        if start == prefix:
-            raise StoreError("the listing broke off")
-
     with monkeypatch.context() as patch:
-        patch.setattr(kind, "list", broken)
-        with pytest.raises(StoreError, match="broke off"):
+        break_off(patch, place, prefix)
+        with pytest.raises(StoreError, match="cannot list"):
             place.prune(keep=1)
     assert place.keys() == before
+
+
+@pytest.mark.parametrize("code", [errno.ESTALE, errno.ENOENT], ids=["stale", "as if unmounted"])
+@pytest.mark.parametrize("broken", ["list", "open"])
+@pytest.mark.parametrize("after", range(5))
+def test_a_share_that_is_lost_meanwhile_costs_no_blob_of_a_version(
+    tmp_path: Path, fill: Fill, monkeypatch: pytest.MonkeyPatch, code: int, broken: str, after: int
+) -> None:
+    place = Place(str(tmp_path / "store"))
+    for day in (1, 2, 3):
+        place.stage(fill({"own": b"own %d" % day, "shared": b"shared"}, f"day{day}"), as_of=f"2026-12-0{day}")
+    with monkeypatch.context() as patch, suppress(StoreError):
+        sicken(patch, Path(place.uri, "data", "manifests"), broken, code=code, after=after)
+        place.prune(keep=2)
+    live, stored = place.dataset().versions(), place.dataset().blobs()
+    assert len(live) >= 2
+    for version in live:
+        manifest = place.dataset().load(version)
+        assert manifest is not None
+        assert {file.sha256 for file in manifest.files} <= stored.keys()
 
 
 def test_a_prune_under_a_staging_gives_up(place: Place, three: list[str]) -> None:
