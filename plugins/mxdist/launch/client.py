@@ -17,7 +17,7 @@ from mxdist.launch.bundle import Bundle, collect_later
 from mxdist.launch.plan import user_file
 from mxdist.spec import EvaluationJob, JobState, TrainingJob
 from mxdist.store import Attempt, Cause, JobRun, Result, Store
-from mxdist.store.run import INDEX, job_keys
+from mxdist.store.run import INDEX, UNMOUNTED, job_keys, looks_unmounted
 
 JOB_KEY = re.compile(r"^[a-z0-9][a-z0-9-]{0,79}\Z")
 _ROUNDS = 10  # of deciding anew because somebody else was faster
@@ -163,14 +163,16 @@ class JobClient:
     def attempt(self, job_key: str, number: int | None = None) -> Attempt:
         """Return one attempt of a job, by default the one that counts.
 
-        :raises NotFound: there is none.
+        :raises NotFound: there is none; ``retryable`` where a share may be unmounted.
         """
         run = JobRun(self.runs, job_key)
         if number is not None:
             return run.attempt(number)
         latest = run.latest()
         if latest is None:
-            raise NotFound(f"there is no job {job_key!r} in {self.runs.uri}.", hint="`mxdist status` lists all jobs.")
+            away = looks_unmounted(self.runs)
+            hint = UNMOUNTED if away else "`mxdist status` lists all jobs."
+            raise NotFound(f"there is no job {job_key!r} in {self.runs.uri}.", hint=hint, retryable=away)
         return latest
 
     def job_keys(self) -> list[str]:

@@ -25,9 +25,12 @@ class Store(ABC):
 
     Writes are atomic: a reader sees the old bytes or the new ones. ``create`` is the one condition that every
     server keeps (S3: ``If-None-Match: *``); compare-and-swap, chunks and leases are built from it.
+
+    :param may_vanish: all of it looks empty at times, as a share does that is not mounted.
     """
 
     uri: str
+    may_vanish = False
 
     @abstractmethod
     def read(self, key: str) -> bytes:

@@ -22,6 +22,8 @@ _MISPLACED = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP, errno.ENAM
 class FolderStore(Store):
     """Objects are files. A write is a temporary file, fsync and a rename; a create is a hard link."""
 
+    may_vanish = True
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.uri = str(folder)

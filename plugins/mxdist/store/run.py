@@ -29,13 +29,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-from mxdist.errors import Fenced, NotFound
+from mxdist.errors import Fenced, NotFound, StoreError
 from mxdist.spec import EvaluationJob, JobState, TrainingJob, parse_job
 from mxdist.store.base import Store
 from mxdist.store.sequence import WIDTH, Chunks, numbered
 
 INDEX = "_jobs"
 """Where the run store lists its job keys; no job key starts with an underscore."""
+
+UNMOUNTED = "If it is on a share, is that mounted?"
+"""What to ask about a run store that looks unmounted."""
 
 
 class _Document:
@@ -210,6 +213,7 @@ class Attempt:
         try:
             return State.load(self.store.read_json("state.json"))
         except NotFound:
+            self.job.attempt(self.number)  # a store that lacks this very attempt says nothing
             return State()
 
     def write_state(self, state: State) -> None:
@@ -276,8 +280,14 @@ class JobRun:
         """Return attempt ``number``.
 
         :raises NotFound: it was never claimed.
+        :raises StoreError: the run store holds no job at all, as where a share was unmounted.
         """
-        return Attempt(self, Claim.load(self.store.read_json(numbered("attempts", number))))
+        try:
+            return Attempt(self, Claim.load(self.store.read_json(numbered("attempts", number))))
+        except NotFound:
+            if looks_unmounted(self.runs) and not any(self.store.list()):
+                raise StoreError(f"{self.runs.uri} holds no job, not even {self.job_key}.", hint=UNMOUNTED) from None
+            raise
 
     def latest(self) -> Attempt | None:
         """Return the attempt that counts, or None if there never was one."""
@@ -321,3 +331,8 @@ class JobRun:
 def job_keys(runs: Store) -> list[str]:
     """Return the keys of all jobs that were submitted to a run store."""
     return [entry.key.rpartition("/")[2] for entry in runs.list(f"{INDEX}/")]
+
+
+def looks_unmounted(runs: Store) -> bool:
+    """Return whether a run store without any job may be a folder where a share is not mounted."""
+    return runs.may_vanish and not job_keys(runs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -268,6 +269,18 @@ def test_lost_supervisor_is_started_again(
     assert platform.started == [(1, 1), (1, 2)]
     kwargs = caught.value.trigger.serialize()[1]
     assert (kwargs["attempt"], kwargs["chunk"], kwargs["line"]) == (1, 3, 40)
+
+
+def test_job_on_a_share_that_is_not_mounted_may_be_tried_again(
+    make: Callable[..., Any], platform: Pretender, runs_uri: str
+) -> None:
+    context = context_of(make())
+    deferred(make(), context)
+    Path(runs_uri).rename(f"{runs_uri}-share")
+    Path(runs_uri).mkdir()
+    with pytest.raises(AirflowException, match="is that mounted") as caught:
+        make().execute_complete(context, {"attempt": 1, "status": "lost", "chunk": 0, "line": 0})
+    assert type(caught.value) is AirflowException
 
 
 def test_news_of_an_earlier_attempt_is_not_this_trys(

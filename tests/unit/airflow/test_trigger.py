@@ -24,10 +24,10 @@ from mxdist.errors import LaunchError, StoreError
 from mxdist.launch import Life, LocalLauncher
 from mxdist.launch.client import JobClient
 from mxdist.spec import JobState, TrainingJob
-from mxdist.store import Attempt, JobRun, Result, State
+from mxdist.store import Attempt, JobRun, Result, State, open_store
 from mxdist.store.folder import FolderStore
 from mxdist.triggers.job import JobTrigger
-from mxdist.triggers.watch import Look, Pulse, Watch
+from mxdist.triggers.watch import CURSOR, Look, Pulse, Watch
 
 pytestmark = pytest.mark.anyio
 
@@ -256,6 +256,26 @@ async def test_waits_through_an_outage_of_the_store(
     monkeypatch.setattr(FolderStore, "read", flaky)
     assert (await first_event(trigger_of(attempt, runs_uri)))["status"] == "done"
     assert "Still waiting for job job-1" in "".join(task_log.said)
+
+
+async def test_waits_while_the_share_is_not_mounted(
+    attempt: Attempt, runs_uri: str, monkeypatch: pytest.MonkeyPatch, task_log: TaskLog
+) -> None:
+    runs, share, gone = Path(runs_uri), Path(f"{runs_uri}-share"), threading.Event()
+    monkeypatch.setattr("mxdist.triggers.job._BACKOFF_S", (0.01,))
+    monkeypatch.setattr(LocalLauncher, "life", lambda *_: Life.DEAD if gone.is_set() else Life.ALIVE)
+    attempt.write_state(State(heartbeat=time.time()))
+    append(attempt, 1, 1, "one")
+    event = asyncio.create_task(first_event(trigger_of(attempt, runs_uri, stale_after_s=0.05)))
+    await eventually(lambda: attempt.store.exists(CURSOR))
+    gone.set()
+    runs.rename(share)
+    runs.mkdir()
+    await eventually(lambda: event.done() or "is that mounted?" in "".join(task_log.said))
+    succeed(JobRun(open_store(str(share)), attempt.claim.job_key).attempt(1))
+    runs.rmdir()
+    share.rename(runs)
+    assert (await event)["status"] == "done"
 
 
 async def test_unusable_store_fails_with_the_reason(attempt: Attempt, runs_uri: str) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mxdist.errors import StoreError
+from mxdist.errors import NotFound, StoreError
 from mxdist.spec import TrainingJob
-from mxdist.store import Attempt, Chunks, JobRun, Store, open_store
+from mxdist.store import Attempt, Chunks, JobRun, State, Store, open_store
 from support.share import sicken
 
 JOB = TrainingJob.parse({"name": "job", "script": {"path": "/train.py"}})
@@ -101,3 +101,15 @@ def test_what_is_not_there_is_still_empty(store: Store) -> None:
     assert list(store.list("never/")) == []
     assert list(store.child("a").child("b").list()) == [], "a file holds nothing"
     store.delete(["never", "a/b/under a file"])
+
+
+def test_a_store_that_looks_unmounted_says_nothing_of_a_job(first: Attempt, root: Path) -> None:
+    assert first.read_state() == State()
+    with pytest.raises(NotFound):
+        first.job.attempt(2)
+    root.rename(root.with_name("share"))
+    root.mkdir()
+    for ask in (lambda: first.job.attempt(1), first.read_state):
+        with pytest.raises(StoreError, match="holds no job, not even job-1") as caught:
+            ask()
+        assert caught.value.retryable

@@ -10,6 +10,7 @@ import pytest
 from mxdist.errors import Fenced, NotFound
 from mxdist.spec import JobState, TrainingJob, parse_job
 from mxdist.store import Cause, Claim, JobRun, Result, State, Store
+from mxdist.store.run import INDEX
 
 
 def job(**changes: object) -> TrainingJob:
@@ -78,5 +79,6 @@ def test_documents_of_a_newer_version_are_read(store: Store) -> None:
 
 def test_an_unknown_attempt_is_not_found(store: Store) -> None:
     assert JobRun(store, "k").latest() is None
+    store.create_json(f"{INDEX}/other", {})
     with pytest.raises(NotFound):
         JobRun(store, "k").attempt(7)
