@@ -4,7 +4,7 @@ Airflow calls these in the scheduler and in the API server, which must never wai
 a note into a queue; one background thread does the work, with bounds. What fails there is logged, and put right by
 ``ReconcileJobsOperator``.
 
-Nothing is asked of the DAG's code: the tasks left their job's place as an XCom (see ``operators/base.py``).
+Nothing is asked of the DAG's code: the tasks told Airflow where their job is (see ``operators/base.py``).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_JOB_XCOM = "mxdist_job"  # operators/base.py, which is not imported here: this module must load fast
+_JOB = "mxdist_job"  # operators/base.py, which is not imported here: this module must load fast
 _MARK = "patch_task_instance"  # names of events in Airflow's audit log
 _MARKS_OF_A_RUN = ("patch_task_group_instances", "patch_dag_run")
 _MARKS_OF_MANY = ("bulk_task_instances", "bulk_dag_runs")
@@ -183,35 +183,47 @@ def places_of(note: Note) -> list[dict[str, Any]]:
 
 
 def _places(session: Session, note: Note) -> list[dict[str, Any]]:
+    """Return what tasks said: to the state store, which outlives retries, or as an XCom, which each try begins anew."""
+    from airflow.models.task_state_store import TaskStateStoreModel
+    from airflow.models.xcom import XComModel
+
+    found: dict[str, dict[str, Any]] = {}
+    for said in (XComModel, TaskStateStoreModel):
+        for value, state, next_method, by_hand in session.execute(_said(said, note)):
+            place = value
+            while isinstance(place, str):  # an XCom is JSON in JSON
+                place = json.loads(place)
+            if "job_key" in place:  # else it lies in a state store of the user's own
+                found[place["job_key"]] = {**place, "marked": marked(state, next_method, by_hand)}
+    return list(found.values())
+
+
+def _said(table: Any, note: Note) -> Any:
+    """Return the query for what tasks said in a table, and what became of them."""
     from airflow.models.taskinstance import TaskInstance as Task
-    from airflow.models.xcom import XComModel as XCom
     from sqlalchemy import and_, select
 
-    same = [getattr(Task, name) == getattr(XCom, name) for name in ("dag_id", "run_id", "task_id", "map_index")]
-    query = select(XCom.value, Task.state, Task.next_method, _touched_by_hand()).outerjoin(Task, and_(*same))
-    query = query.where(XCom.dag_id == note.dag_id, XCom.run_id == note.run_id, XCom.key == _JOB_XCOM)
+    same = [getattr(Task, name) == getattr(table, name) for name in ("dag_id", "run_id", "task_id", "map_index")]
+    query = select(table.value, Task.state, Task.next_method, _touched_by_hand(table)).outerjoin(Task, and_(*same))
+    query = query.where(table.dag_id == note.dag_id, table.run_id == note.run_id, table.key == _JOB)
     if note.task_id is not None:
-        query = query.where(XCom.task_id == note.task_id, XCom.map_index == note.map_index)
-    return [
-        {**(json.loads(place) if isinstance(place, str) else place), "marked": marked(state, next_method, by_hand)}
-        for place, state, next_method, by_hand in session.execute(query)
-    ]
+        query = query.where(table.task_id == note.task_id, table.map_index == note.map_index)
+    return query
 
 
-def _touched_by_hand() -> Any:
+def _touched_by_hand(table: Any) -> Any:
     """Return the question whether Airflow's audit log, written before the deed, tells of a mark since the task began.
 
     A request for many runs names them in its body; one for a task may take other tasks along.
     """
     from airflow.models.log import Log
     from airflow.models.taskinstance import TaskInstance as Task
-    from airflow.models.xcom import XComModel as XCom
     from sqlalchemy import and_, exists, or_
 
-    this_task = or_(Log.task_id == XCom.task_id, Log.extra.regexp_match('"include_[a-z]+": true'))
+    this_task = or_(Log.task_id == table.task_id, Log.extra.regexp_match('"include_[a-z]+": true'))
     one = or_(and_(Log.event == _MARK, this_task), Log.event.in_(_MARKS_OF_A_RUN))
-    of_this_run = and_(Log.dag_id == XCom.dag_id, Log.run_id == XCom.run_id, one)
-    of_many = and_(Log.event.in_(_MARKS_OF_MANY), Log.extra.contains(XCom.run_id))
+    of_this_run = and_(Log.dag_id == table.dag_id, Log.run_id == table.run_id, one)
+    of_many = and_(Log.event.in_(_MARKS_OF_MANY), Log.extra.contains(table.run_id))
     sets_a_state = Log.extra.contains('state": "')  # a request may also only leave a note
     return exists().where(Log.dttm >= Task.start_date, sets_a_state, or_(of_this_run, of_many))
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mxdist.spec import EvaluationJob, TrainingJob
     from mxdist.store import Attempt, Result
 
-JOB_XCOM = "mxdist_job"
+JOB_PLACE = "mxdist_job"
 """Where the task's job is: for the listeners, which know only what Airflow's database holds."""
 
 _KILL_WAIT_S = 4.0  # Airflow kills the process 5 s after it asked
@@ -205,7 +205,7 @@ class JobOperator(BaseOperator):
 
     def _announce(self, context: Context, hook: ClusterHook, key: str) -> None:
         """Say where the job will be before it is there, so that whoever cleans up finds it in any case."""
-        place = {
+        place: dict[str, Any] = {
             "mxdist_conn_id": self.mxdist_conn_id,
             "mlflow_conn_id": self.mlflow_conn_id,
             "runs_uri": hook.settings.runs_uri,
@@ -213,7 +213,8 @@ class JobOperator(BaseOperator):
             "parent": parent_of(context),
         }
         self._current = (hook.settings.runs_uri, key, life_of(context))
-        context["ti"].xcom_push(key=JOB_XCOM, value=place)
+        context["ti"].xcom_push(key=JOB_PLACE, value=place)
+        context["task_state_store"].set(JOB_PLACE, place)  # stays through retries and clears, when Airflow drops XComs
 
     def _end_earlier_life(self, client: JobClient, key: str, life: str) -> None:
         """Make sure that the job of a task that was cleared is over; a retry has the same life and changes nothing."""

@@ -143,12 +143,13 @@ def database() -> Iterator[Session]:
     """A database with the tables that are asked."""
     from airflow.models import import_all_models
     from airflow.models.log import Log
+    from airflow.models.task_state_store import TaskStateStoreModel
     from airflow.models.taskinstance import TaskInstance
     from airflow.models.xcom import XComModel
 
     import_all_models()
     engine = create_engine("sqlite://")
-    tables: Any = [TaskInstance.__table__, XComModel.__table__, Log.__table__]
+    tables: Any = [TaskInstance.__table__, XComModel.__table__, TaskStateStoreModel.__table__, Log.__table__]
     TaskInstance.metadata.create_all(engine, tables=tables)
     with Session(engine) as session:
         yield session
@@ -181,6 +182,28 @@ def test_database_says_where_jobs_are_and_which_tasks_were_marked(database: Sess
         ("a_run-marked", "failed"),
     ]
     assert [place["job_key"] for place in of_task] == ["a_run-ended"]
+
+
+def test_place_of_a_job_outlives_the_xcoms_of_its_try(database: Session) -> None:
+    """A new try, or a clear, takes the XComs away before the task says anything."""
+    from airflow.models.task_state_store import TaskStateStoreModel
+
+    put_task(database, "train", "failed", "execute_complete", key="return_value")
+    own = {"dag_id": "a_dag", "run_id": "a_run", "task_id": "train", "map_index": -1, "dag_run_id": 1}
+    for key, value in (("mxdist_job", {"job_key": "a_key"}), ("users_own", {"job_key": "other"})):
+        database.execute(insert(TaskStateStoreModel).values(**own, key=key, value=json.dumps(value)))
+    note = listeners.Note("a_dag", "a_run", False)
+    assert listeners._places(database, note) == [{"job_key": "a_key", "marked": "failed"}]
+    assert listeners._places(database, listeners.Note("a_dag", "a_run", False, "other")) == []
+
+
+def test_place_in_a_state_store_of_the_users_own_is_left_to_the_reconciler(database: Session) -> None:
+    from airflow.models.task_state_store import TaskStateStoreModel
+
+    own = {"dag_id": "a_dag", "run_id": "a_run", "task_id": "train", "map_index": -1, "dag_run_id": 1}
+    elsewhere = json.dumps({"__airflow_external_ref__": "s3://somewhere"})
+    database.execute(insert(TaskStateStoreModel).values(**own, key="mxdist_job", value=elsewhere))
+    assert listeners._places(database, listeners.Note("a_dag", "a_run", False)) == []
 
 
 BODY = {"new_state": "failed", "include_upstream": False}

@@ -14,7 +14,7 @@ from unit.airflow.deferring import deferred
 from unit.airflow.world import RUN_START, Pretender, context_of, end
 
 from mxdist.launch.client import JobClient
-from mxdist.operators.base import JOB_XCOM, job_name
+from mxdist.operators.base import JOB_PLACE, job_name
 from mxdist.operators.train import DistributedTrainOperator, FineTuneOperator
 from mxdist.spec import JobState
 from mxdist.store import Attempt, Cause, Result, open_store
@@ -33,7 +33,8 @@ def test_submits_then_waits_without_a_worker(
     assert (waits["job_key"], waits["attempt"], waits["runs_uri"]) == (attempt.claim.job_key, 1, runs_uri)
     assert attempt.claim.source["dag_id"] == "a_dag"
     assert attempt.claim.source["url"] == "http://airflow/dags/a_dag/log"
-    assert context["ti"].xcoms[JOB_XCOM]["job_key"] == attempt.claim.job_key
+    assert context["ti"].xcoms[JOB_PLACE]["job_key"] == attempt.claim.job_key
+    assert context["task_state_store"].get(JOB_PLACE) == context["ti"].xcoms[JOB_PLACE]
 
 
 def test_retry_reconnects_to_a_running_job(make: Callable[..., Any], platform: Pretender) -> None:

@@ -73,7 +73,10 @@ def context_of(
         xcoms={},
     )
     dates = {"data_interval_end": None, "logical_date": None, "run_after": RUN_START, **run}
-    return {"ti": task, "task": operator, "dag_run": SimpleNamespace(start_date=start, **dates)}
+    said: dict[str, Any] = {}
+    state = SimpleNamespace(said=said, set=said.__setitem__, get=said.get)
+    run_ = SimpleNamespace(start_date=start, **dates)
+    return {"ti": task, "task": operator, "dag_run": run_, "task_state_store": state}
 
 
 def end(attempt: Attempt, state: JobState = JobState.SUCCEEDED, cause: Cause | None = None, **more: Any) -> Result:
