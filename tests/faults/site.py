@@ -161,6 +161,16 @@ class Run:
         """Return the task instance."""
         return self.site.stack.airflow.api.tasks(self.dag_id, self.run_id)[self.task_id]
 
+    def log(self) -> list[str]:
+        """Return the messages of the log of the task's first try."""
+        path = f"{run_path(self.dag_id, self.run_id)}/taskInstances/{self.task_id}/logs/1"
+        return [entry["event"] for entry in self.site.stack.airflow.api.get(path)["content"]]
+
+    def link(self, name: str) -> str:
+        """Return where a button of the task leads to."""
+        path = f"{run_path(self.dag_id, self.run_id)}/taskInstances/{self.task_id}/links"
+        return str(self.site.stack.airflow.api.get(path)["extra_links"][name])
+
     def in_state(self, *states: str) -> dict[str, Any]:
         """Wait until the task is in one of the states; return it."""
 
