@@ -18,12 +18,13 @@ from mxdist.store import Credentials, open_store
 from mxdist.tracking.client import Login
 from mxdist.tracking.links import model_url
 from mxdist.tracking.runs import find_parent
-from stack.airflow_api import ApiError
+from stack.airflow_api import AirflowApi, ApiError
 from stack.local import LocalStack
 from stack.processes import ServiceError, tail
 from stack.service import start_all
 from steps import StepFailed, Steps
 
+RECONCILE_DAG = "mxdist_reconcile"
 _PARSE_TIMEOUT_S = 180
 _SILENCE_S = 60  # how long Airflow may not answer before that is the end
 _POLL_S = 1.0
@@ -39,8 +40,8 @@ def demo(repository: Path, home: Path, steps: Steps, conf: Mapping[str, Any]) ->
     try:
         with locked(home):
             stack = LocalStack(repository, home)
-            start(stack, steps)
-        return retrain(stack, steps, conf)
+            started = start(stack, steps)
+        return retrain(stack, steps, conf, after_a_start=started)
     except (DemoFailed, ServiceError, StepFailed, MxdistError, ApiError, OSError) as error:
         print(f"\nThe demo failed: {error}", file=sys.stderr)
         return 1
@@ -51,12 +52,12 @@ def demo(repository: Path, home: Path, steps: Steps, conf: Mapping[str, Any]) ->
         return 130
 
 
-def start(stack: LocalStack, steps: Steps) -> None:
-    """Start what does not run yet."""
+def start(stack: LocalStack, steps: Steps) -> bool:
+    """Start what does not run yet; return whether there was anything to start."""
     print("Services", flush=True)
     if all(service.current() for service in stack.services):
         print("  still running", flush=True)
-        return
+        return False
     with steps.step("S3 (SeaweedFS)"):
         stack.seaweed.start()
     stack.mlflow.spawn()  # gets ready while Airflow makes its database
@@ -64,6 +65,7 @@ def start(stack: LocalStack, steps: Steps) -> None:
         stack.airflow.prepare()
     with steps.step("MLflow and Airflow", lambda: _waiting(stack)):
         start_all([stack.mlflow, *stack.airflow.services])
+    return True
 
 
 def _waiting(stack: LocalStack) -> str:
@@ -71,10 +73,15 @@ def _waiting(stack: LocalStack) -> str:
     return f"({', '.join(dead)} not running)" if dead else ""
 
 
-def retrain(stack: LocalStack, steps: Steps, conf: Mapping[str, Any]) -> int:
-    """Run the DAG once and return the exit code."""
+def retrain(stack: LocalStack, steps: Steps, conf: Mapping[str, Any], *, after_a_start: bool = False) -> int:
+    """Run the DAG once and return the exit code.
+
+    :param after_a_start: services were away, so there may be something to put right.
+    """
     api, begin = stack.airflow.api, time.monotonic()
     _await_dag(stack)
+    if after_a_start:
+        put_right(api)
     api.patch(f"dags/{DAG}", {"is_paused": False})
     run_id = api.trigger(DAG, conf)
     run_page = f"{stack.airflow.url}/dags/{DAG}/runs/{run_id}"
@@ -88,6 +95,16 @@ def retrain(stack: LocalStack, steps: Steps, conf: Mapping[str, Any]) -> int:
     last = _follow(stack, follower)
     steps.durations.append((f"DAG {DAG}", time.monotonic() - begin))
     return _report(stack, follower, last, steps, run_page)
+
+
+def put_right(api: AirflowApi) -> None:
+    """Start the DAG that ends and records what was missed while services were away; no schedule runs here."""
+    if not api.get(f"dags/{DAG}/dagRuns", limit=1)["total_entries"]:
+        return
+    try:
+        api.trigger(RECONCILE_DAG)
+    except ApiError as error:
+        print(f"  cannot start {RECONCILE_DAG}, which puts right what was missed: {error}", flush=True)
 
 
 def _await_dag(stack: LocalStack) -> None:

@@ -144,4 +144,5 @@ def _walk(folder: Path, suffixes: set[str]) -> Iterator[Path]:
 
 def _enter(folder: Path) -> bool:
     hidden = folder.name.startswith(".") or folder.name in _SKIP
-    return not hidden and not folder.is_symlink() and not (folder / "pyvenv.cfg").exists()
+    scratch = (folder / "code/mxdist/__init__.py").exists()  # of an attempt, which holds a bundle itself
+    return not hidden and not scratch and not folder.is_symlink() and not (folder / "pyvenv.cfg").exists()

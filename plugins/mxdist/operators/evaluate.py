@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mxdist.errors import Problem, SpecError
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.hooks.mlflow import MlflowHook
 from mxdist.operators.base import JobOperator
 from mxdist.operators.train import dataset_fields, named_dataset
-from mxdist.spec import EvaluationJob
+from mxdist.spec import EvaluationJob, misnamed
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -114,7 +115,10 @@ class EvaluateModelOperator(JobOperator):
         return Registry(ClusterHook(self.mxdist_conn_id).runs(), MlflowHook(self.mlflow_conn_id).uri).champion(name)
 
     def _model_name(self) -> str | None:
-        return self.registered_model or self._trained().get("registered_model")
+        name = self.registered_model or self._trained().get("registered_model")
+        if name and (problem := misnamed(str(name))):
+            raise SpecError("The evaluation", [Problem("registered_model", problem)])
+        return name
 
     def _trained(self) -> Mapping[str, Any]:
         return self.challenger if isinstance(self.challenger, Mapping) else {"model_uri": self.challenger}

@@ -13,6 +13,7 @@ from mxdist.hooks.mlflow import MlflowHook
 from mxdist.links.mlflow import MlflowModelLink
 from mxdist.operators.failures import as_airflow
 from mxdist.operators.values import number, yes
+from mxdist.spec import misnamed
 from mxdist.store import JobRun
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class PromoteModelOperator(BaseOperator):
     def _name(self) -> str:
         """Return the model's name.
 
-        :raises SpecError: nobody gave one, so there is nothing to promote.
+        :raises SpecError: nobody gave one that MLflow takes, so there is nothing to promote.
         """
         if not isinstance(self.evaluation, Mapping):
             problem = f"must be what EvaluateModelOperator returned, not {type(self.evaluation).__name__}"
@@ -120,6 +121,8 @@ class PromoteModelOperator(BaseOperator):
         name = self.registered_model or self.evaluation.get("registered_model")
         if not name:
             problem = "is required: neither the training, nor the evaluation, nor this task names the model in MLflow"
+            raise SpecError("The promotion", [Problem("registered_model", problem)])
+        if problem := misnamed(str(name)):
             raise SpecError("The promotion", [Problem("registered_model", problem)])
         return str(name)
 

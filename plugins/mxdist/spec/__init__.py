@@ -1,7 +1,7 @@
 """What a user asks for, as frozen values that know how to check themselves."""
 
 from mxdist.spec.base import Spec, digest_of
-from mxdist.spec.cluster import Checkpoints, Cluster, ClusterKind, Code, Limits, Storage, Tracking
+from mxdist.spec.cluster import Checkpoints, Cluster, ClusterKind, Code, Limits, Storage, Tracking, misnamed
 from mxdist.spec.dataset import Dataset, Split
 from mxdist.spec.hosts import Host, parse_inventory
 from mxdist.spec.job import BaseJob, DType, EvaluationJob, Job, TrainingJob, job_schema, parse_job
@@ -70,6 +70,7 @@ __all__ = [
     "TrainingJob",
     "digest_of",
     "job_schema",
+    "misnamed",
     "parse_inventory",
     "parse_job",
 ]

@@ -164,10 +164,26 @@ class Tracking(Spec):
     registered_model: str | None = Field(None, description="Register the model under this name.")
     tags: dict[str, str] = Field(default_factory=dict, description="Extra tags.")
 
+    @field_validator("registered_model")
+    @classmethod
+    def _can_be_registered(cls, name: str | None) -> str | None:
+        if name is not None and (problem := misnamed(name)):
+            raise ValueError(problem)
+        return name
+
     @field_validator("uri")
     @classmethod
     def _without_password(cls, uri: str | None) -> str | None:
         return _bare(uri, "MLFLOW_TRACKING_USERNAME and _PASSWORD")
+
+
+def misnamed(registered_model: str) -> str:
+    """Return why MLflow would refuse to register a model under this name; empty: it would not."""
+    if not registered_model.strip():
+        return "is empty; MLflow wants a name"
+    if set(registered_model) & set("/:"):
+        return f"{registered_model!r} has a / or a :, which MLflow allows in no model's name"
+    return ""
 
 
 def _bare(address: str | None, instead: str) -> str | None:

@@ -165,6 +165,11 @@ def test_model_without_a_name_is_refused_before_anything_is_asked(given: dict[st
         promote(evaluation=given)
 
 
+def test_name_that_mlflow_refuses_is_refused_before_anything_is_asked() -> None:
+    with pytest.raises(AirflowFailException, match=r"registered_model: 'a/b' has a / or a :"):
+        promote(evaluation=evaluation("a/b", "1", 0.9))
+
+
 def test_promotion_of_what_is_no_evaluation_is_refused() -> None:
     with pytest.raises(AirflowFailException, match=r"evaluation: must be what EvaluateModelOperator returned, not str"):
         promote(evaluation="s3://bucket/model")

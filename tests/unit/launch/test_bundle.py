@@ -41,6 +41,17 @@ def test_script_comes_with_the_code_beside_it(project: Path) -> None:
     assert user_files(project / "train.py") == expected
 
 
+def test_scratch_folders_beside_the_script_are_no_code_of_the_user(project: Path) -> None:
+    """Else each attempt would hold those before it, and look like other code."""
+    job = script_job(project / "train.py")
+    before, bundle = user_files(project / "train.py"), collect(job)
+    for attempt in ("0000000001", "0000000002"):
+        bundle.write(project / "work/train-1" / attempt / "code")
+
+    assert user_files(project / "train.py") == before
+    assert collect(job).user_digest == bundle.user_digest
+
+
 def test_package_itself_comes_along() -> None:
     files = collect(
         parse_job({"name": "x", "model": {"name": "mlp"}, "dataset": {"manifest_uri": "m", "version": "0" * 64}})

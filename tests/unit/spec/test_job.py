@@ -172,6 +172,13 @@ def test_a_password_is_refused_and_not_repeated_in_the_error(spec: type[Spec], f
     assert "hunter2" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "problem"), [("a/b", "has a / or a :"), ("a:b", "has a / or a :"), (" ", "is empty")])
+def test_a_model_that_mlflow_would_not_register_is_refused_before_it_is_trained(name: str, problem: str) -> None:
+    assert Tracking.parse({"registered_model": "Ziffern 5-9 (März)"})
+    with pytest.raises(SpecError, match=f"registered_model.*{problem}"):
+        Tracking.parse({"registered_model": name})
+
+
 def test_text_from_a_form_is_cast() -> None:
     parsed = TrainingJob.parse(
         job(

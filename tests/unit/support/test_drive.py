@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from follow.drive import _report
+from follow.conf import DAG
+from follow.drive import RECONCILE_DAG, _report, put_right
 from follow.progress import Follower
 from mxdist.store import open_store
 from mxdist.tracking.client import Client
@@ -124,3 +125,30 @@ def test_airflow_that_cannot_tell_what_stages_handed_over_leaves_the_other_links
     assert "What stage train handed over cannot be read: Airflow answered 500" in told.err
     assert shown(told.out)["Registered model"] == "none: no stage names one"
     assert "/runs/" in shown(told.out)["MLflow run"]
+
+
+@pytest.mark.parametrize(("runs", "started"), [(0, []), (3, [RECONCILE_DAG])])
+def test_what_was_missed_is_put_right_when_services_come_back(runs: int, started: list[str]) -> None:
+    triggered: list[str] = []
+
+    class Back(AirflowApi):
+        def call(self, method: str, path: str, body: Any = None) -> Any:
+            if method == "POST":
+                triggered.append(path.split("/")[1])
+                return {"dag_run_id": "now"}
+            assert path == f"dags/{DAG}/dagRuns?limit=1"
+            return {"total_entries": runs}
+
+    put_right(Back("http://127.0.0.1:9", "", ""))
+    assert triggered == started
+
+
+def test_demo_goes_on_without_the_dag_that_puts_things_right(capsys: pytest.CaptureFixture[str]) -> None:
+    class Paused(AirflowApi):
+        def call(self, method: str, path: str, body: Any = None) -> Any:
+            if method == "POST":
+                raise ApiError("Airflow answered 404: it is not known", 404)
+            return {"total_entries": 1}
+
+    put_right(Paused("http://127.0.0.1:9", "", ""))
+    assert "it is not known" in capsys.readouterr().out
