@@ -153,5 +153,5 @@ def _failed(verb: str, path: Path, error: OSError) -> StoreError:
         hint = "Check the path: a file may stand where a folder belongs."
     else:
         hint = "Is the disk or share mounted, and does its server answer?"
-    permanent = error.errno in _FORBIDDEN | _MISPLACED
-    return StoreError(f"cannot {verb} {path}: {error.strerror or error}", hint=hint, retryable=not permanent)
+    retryable = error.errno not in _FORBIDDEN  # whatever else it is may pass, and a training should not end for it
+    return StoreError(f"cannot {verb} {path}: {error.strerror or error}", hint=hint, retryable=retryable)
