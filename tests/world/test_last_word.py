@@ -72,6 +72,36 @@ def test_tail_of_log_and_journal_is_published_by_the_next(jobs: Jobs) -> None:
     assert jobs.marks("trained") == ["trained"]
 
 
+STEPS = """
+    import os, sys, time
+    from pathlib import Path
+    from mxdist.tracking.journal import JournalWriter
+    folder = Path(sys.argv[1])
+    again = (folder / "began").exists()
+    (folder / "began").touch()
+    writer = JournalWriter(Path(os.environ["MXDIST_ATTEMPT_DIR"], "journal.jsonl"))
+    for step in range(8, 15) if again else range(10):
+        writer.append({"loss": 1.0}, step=step)
+    while not again:
+        time.sleep(0.05)
+"""
+
+
+def test_journal_is_made_whole_after_a_power_loss(jobs: Jobs) -> None:
+    def records() -> list[tuple[int, int]]:
+        return [(r["n"], r["step"]) for _, chunk in attempt.journal.read() for r in chunk["records"]]
+
+    attempt = jobs.submit(jobs.job(STEPS, max_restarts=1)).attempt
+    wait_until(lambda: len(records()) == 10, "the copy of the journal")
+    kill(jobs, attempt)
+    journal = jobs.attempt_dir(attempt) / "journal.jsonl"
+    journal.write_bytes(b"".join(journal.read_bytes().splitlines(keepends=True)[:5]))
+
+    assert jobs.client.revive(attempt)
+    assert jobs.result(attempt).state is JobState.SUCCEEDED
+    assert records() == list(enumerate([*range(10), *range(8, 15)], start=1))
+
+
 def test_nothing_is_trained_beyond_the_budget(jobs: Jobs) -> None:
     attempt = jobs.submit(jobs.job(TRAIN, max_restarts=0)).attempt
     wait_until(lambda: jobs.marks("ready"), "the rank")

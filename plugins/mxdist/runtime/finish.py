@@ -77,6 +77,9 @@ class Tracker:
         self._attempt, self._job, self._journal, self._params = attempt, job, journal, plan_params
         self._forwarder: Forwarder | None = None
         self._thread = threading.Thread(target=self._start, name="tracker", daemon=True)
+
+    def start(self) -> None:
+        """Begin, in the background; the journal is whole by then."""
         self._thread.start()
 
     @property

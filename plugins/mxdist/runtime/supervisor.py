@@ -96,8 +96,9 @@ class Supervisor:
     def run(self) -> None:
         """Do everything, from the first world to the result."""
         self._reporter.start()
-        if self._world_number:  # this may be another host than the last supervisor's
+        if self._world_number:  # on another host than the last supervisor's, or after this one's power loss
             self._finisher.patiently(lambda: restore(self._attempt, self._place.folder / JOURNAL))
+        self._tracker.start()
         if self._world_number == 0 and self._attempt.claim.note:
             self._status.note(self._attempt.claim.note)
         outcome = Outcome.load(self._place.folder)

@@ -2,27 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
-from mxdist.store import Attempt
+from mxdist.store import Attempt, Chunks
 from mxdist.tracking.journal import JournalReader, Record, line_of
+from mxdist.tracking.points import mirrored
 
 CHUNK = 5000
 """Records in one chunk, at most."""
 
 
 def restore(attempt: Attempt, path: Path) -> bool:
-    """Make a local journal again from its copy, where a supervisor goes on on another host; return whether it did.
+    """Make a local journal whole again from its copy, before anybody writes to it; return whether that was needed.
 
-    :raises StoreError: the run store cannot be reached; nothing was made.
+    A supervisor that goes on on another host has none; after a power loss its end may be missing, or any part of it.
+
+    :raises StoreError: the run store cannot be reached; nothing was changed.
     """
-    if path.exists() or not attempt.journal.last():
+    copied = _end_of(attempt.journal)[1]
+    local = JournalReader(path).read() if copied else []
+    if _unbroken(local) >= copied:
         return False
-    lines = [line_of(Record.load(record).dump()) for _, chunk in attempt.journal.read() for record in chunk["records"]]
+    records = [*mirrored(attempt), *(record for record in local if record.n > copied)]
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(b"".join(lines))
+    partial.write_bytes(b"".join(line_of(record.dump()) for record in records))
     partial.rename(path)
     return True
+
+
+def _end_of(chunks: Chunks) -> tuple[int, int]:
+    """Return the numbers of the last chunk of the copy and of the last record in it, 0 when there is none."""
+    last = chunks.last()
+    found = chunks.read(last - 1) if last else ()
+    return last, max((chunk["records"][-1]["n"] for _, chunk in found), default=0)
+
+
+def _unbroken(records: Iterable[Record]) -> int:
+    """Return the number of the last record before the first that is missing."""
+    last = 0
+    for record in records:
+        if record.n > last + 1:
+            break
+        last = max(last, record.n)
+    return last
 
 
 class Mirror:
@@ -60,7 +83,5 @@ class Mirror:
         return self._pending
 
     def _find_place(self) -> None:
-        last = self._chunks.last()
-        for _, chunk in self._chunks.read(last - 1) if last else ():
-            self.copied = max(self.copied, chunk["records"][-1]["n"])
-        self._last_chunk = last
+        self._last_chunk, copied = _end_of(self._chunks)
+        self.copied = max(self.copied, copied)
