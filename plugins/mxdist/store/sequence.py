@@ -10,13 +10,15 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from mxdist.errors import NotFound
+from mxdist.errors import NotFound, StoreError
 from mxdist.store.base import Store
 
 WIDTH = 10
+_KEPT = 2  # numbers of a lease: its last holder, and that it was given back
 
 
 def numbered(prefix: str, number: int) -> str:
@@ -123,10 +125,14 @@ class Lease:
         held = seen.value or {"owner": None, "until": 0.0}
         if held["owner"] not in (None, self._owner) and held["until"] > now:
             return False
-        return self._register.swap(seen, {"owner": self._owner, "until": now + self._ttl_s}) is not None
+        taken = self._register.swap(seen, {"owner": self._owner, "until": now + self._ttl_s})
+        # Of two who prune at once the slower may lower the floor again, and let a sleeper write a pruned number.
+        return taken is not None and self._register.read().number == taken.number
 
     def release(self) -> None:
-        """Give the lease back if it is ours."""
+        """Give the lease back if it is ours, and delete what is left of earlier holders."""
         seen = self._register.read()
         if seen.value and seen.value["owner"] == self._owner:
             self._register.swap(seen, {"owner": None, "until": 0.0})
+            with suppress(StoreError):  # the next release deletes it as well
+                self._register.prune(keep=_KEPT)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from mxdist.store import Chunks, Lease, Register, Store, Versioned
+from mxdist.store.sequence import numbered
 
 
 def test_chunks_are_read_in_order_and_written_once(store: Store) -> None:
@@ -67,3 +72,45 @@ def test_a_lease_is_held_renewed_and_runs_out(open_again: Callable[[], Store]) -
     assert not mine.acquire(now=120)
     other.release()
     assert mine.acquire(now=121)
+
+
+def test_a_lease_leaves_little_behind(store: Store) -> None:
+    for _ in range(5):
+        lease = Lease(store, "lease", ttl_s=10)
+        assert lease.acquire()
+        lease.release()
+    assert [entry.key for entry in store.list("lease/")] == [numbered("lease", 9), numbered("lease", 10), "lease/floor"]
+
+
+@pytest.mark.parametrize("floor", [8, 0], ids=["as pruned", "lowered by a slower prune"])
+def test_a_sleeper_takes_no_lease_that_another_holds(store: Store, monkeypatch: pytest.MonkeyPatch, floor: int) -> None:
+    other, asleep = (Lease(store, "lease", ttl_s=10) for _ in range(2))
+    assert other.acquire()
+    other.release()
+    seen, read = Register(store, "lease").read(), Register.read
+    for _ in range(4):
+        assert other.acquire()
+        other.release()
+    assert other.acquire()
+    store.write_json("lease/floor", floor)
+    answers = iter([seen])
+    monkeypatch.setattr(asleep._register, "read", lambda: next(answers, None) or read(asleep._register))
+    assert not asleep.acquire()
+    assert not asleep.acquire()
+    assert other.acquire(), "still its own"
+
+
+def test_a_lease_that_many_want_has_one_holder(open_again: Callable[[], Store]) -> None:
+    inside = threading.Lock()
+
+    def work(_: int) -> None:
+        lease, give_up = Lease(open_again(), "lease", ttl_s=600), time.monotonic() + 120
+        while not lease.acquire():
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        assert inside.acquire(blocking=False), "somebody else holds it"
+        inside.release()
+        lease.release()
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(work, range(24)))
