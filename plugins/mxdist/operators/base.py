@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowNotFoundException
 
-from mxdist.errors import LaunchError, MxdistError, StoreError, TrackingError
+from mxdist.errors import LaunchError, MxdistError, SpecError, StoreError, TrackingError
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.hooks.mlflow import MlflowHook
 from mxdist.links.mlflow import MlflowModelLink, MlflowRunLink
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 JOB_PLACE = "mxdist_job"
 """Where the task's job is: for the listeners, which know only what Airflow's database holds."""
 
+UNUSABLE = (SpecError, AirflowNotFoundException)
+"""What a hook raises whose connection was deleted meanwhile, or spoilt."""
+
+_LACKS = "MLflow lacks some of this run (`mxdist reconcile` completes it): %s"
 _KILL_WAIT_S = 4.0  # Airflow kills the process 5 s after it asked
 _KILL_POLL_S = 0.2
 
@@ -275,9 +279,14 @@ class JobOperator(BaseOperator):
         from mxdist.tracking.replay import replay
 
         mlflow = MlflowHook(self.mlflow_conn_id)
-        outcome = replay(attempt, attempt.claim.parsed(), login=mlflow.login(), uri=mlflow.uri)
+        try:
+            login, uri = mlflow.login(), mlflow.uri
+        except UNUSABLE as error:
+            self.log.warning(_LACKS, error)
+            return known
+        outcome = replay(attempt, attempt.claim.parsed(), login=login, uri=uri)
         if not outcome.complete:
-            self.log.warning("MLflow lacks some of this run (`mxdist reconcile` completes it): %s", outcome.message)
+            self.log.warning(_LACKS, outcome.message)
         return outcome.run_id, outcome.run_url, outcome.registered_version
 
     def _wait(self, context: Context, attempt: Attempt, runs_uri: str, *, chunk: int = 0, line: int = 0) -> NoReturn:
@@ -307,16 +316,19 @@ class JobOperator(BaseOperator):
         hook = MlflowHook(self.mlflow_conn_id)
         try:
             return find_or_create_run(Client(hook.uri, hook.login()), attempt, attempt.claim.parsed()).url
-        except (TrackingError, StoreError) as error:
+        except (TrackingError, StoreError, *UNUSABLE) as error:
             self.log.warning("No MLflow run yet, the training does not mind: %s", error)
             return None
 
     def _shown(self, url: str | None) -> str | None:
-        """Return the address as a person's browser needs it."""
+        """Return the address as a person's browser needs it, as far as the connection is there to tell."""
         if not url or not self.mlflow_conn_id:
             return url
         hook = MlflowHook(self.mlflow_conn_id)
-        return f"{hook.ui_url}{url.removeprefix(hook.uri)}" if url.startswith(hook.uri) else url
+        try:
+            return f"{hook.ui_url}{url.removeprefix(hook.uri)}" if url.startswith(hook.uri) else url
+        except UNUSABLE:
+            return url
 
 
 def job_name(task_id: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from mxdist.errors import LaunchError, Problem, SpecError
 from mxdist.hooks.mlflow import MlflowHook
 from mxdist.links.mlflow import MlflowModelLink
-from mxdist.operators.base import JobOperator
+from mxdist.operators.base import UNUSABLE, JobOperator
 from mxdist.operators.early import MODEL_URI
 from mxdist.operators.failures import as_airflow
 from mxdist.operators.files import beside_dag
@@ -194,7 +194,10 @@ class DistributedTrainOperator(JobOperator):
         if self.registered_model and self.mlflow_conn_id:
             from mxdist.tracking.links import model_url
 
-            url = model_url(MlflowHook(self.mlflow_conn_id).ui_url, self.registered_model, version)
+            try:
+                url = model_url(MlflowHook(self.mlflow_conn_id).ui_url, self.registered_model, version)
+            except UNUSABLE:
+                return
             MlflowModelLink.push(context, url)
 
     def _script_fields(self, script: str | Mapping[str, Any]) -> dict[str, Any]:

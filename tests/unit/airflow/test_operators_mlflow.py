@@ -22,12 +22,12 @@ from stack.mlflow import Mlflow
 @pytest.fixture
 def recording(
     make: Callable[..., Any], mlflow_server: Mlflow, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], DistributedTrainOperator]:
+) -> Callable[..., DistributedTrainOperator]:
     """As ``make``, with runs in MLflow."""
     connection = {"conn_type": "mxdist_mlflow", "host": mlflow_server.url}
     monkeypatch.setenv("AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps(connection))
     experiment = f"operators-{time.time_ns()}"
-    return lambda: make(mlflow_conn_id="mxdist_mlflow", experiment=experiment)
+    return lambda **fields: make(mlflow_conn_id="mxdist_mlflow", experiment=experiment, **fields)
 
 
 KILLED = Cause("killed", "rank 1 was killed", rank=1, exit_code=-9)
@@ -78,6 +78,39 @@ def test_why_a_job_failed_is_told_even_if_mlflow_cannot_be(
     with pytest.raises(AirflowException, match="rank 1 was killed") as caught:
         recording().execute_complete(context, {"attempt": 1, "status": "done", "state": "FAILED"})
     assert type(caught.value) is AirflowException, "a retry may help"
+
+
+@pytest.mark.parametrize("complete", [True, False], ids=["told", "untold"])
+@pytest.mark.parametrize("connection", [None, {"conn_type": "mxdist_mlflow"}], ids=["deleted", "without a host"])
+def test_trained_model_counts_whatever_became_of_the_connection(
+    recording: Callable[..., Any],
+    latest: Callable[[], Attempt],
+    monkeypatch: pytest.MonkeyPatch,
+    connection: dict[str, str] | None,
+    complete: bool,
+) -> None:
+    context = context_of(recording())
+    deferred(recording(), context)
+    run = {"mlflow_run_id": "r1", "mlflow_run_url": "http://mlflow/#/run/r1"}
+    end(latest(), JobState.SUCCEEDED, tracking_complete=complete, **run)
+    if connection is None:
+        monkeypatch.delenv("AIRFLOW_CONN_MXDIST_MLFLOW")
+    else:
+        monkeypatch.setenv("AIRFLOW_CONN_MXDIST_MLFLOW", json.dumps(connection))
+    operator = recording(registered_model="digits")
+    handed = operator.execute_complete(context, {"attempt": 1, "status": "done", "state": "SUCCEEDED"})
+    assert handed["state"] == "SUCCEEDED"
+    assert {name: handed[name] for name in run} == run
+
+
+def test_job_is_waited_for_whatever_became_of_the_connection(
+    recording: Callable[..., Any], latest: Callable[[], Attempt], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = context_of(recording())
+    deferred(recording(), context)
+    monkeypatch.delenv("AIRFLOW_CONN_MXDIST_MLFLOW")
+    with pytest.raises(TaskDeferred):
+        recording().execute_complete(context, {"attempt": 1, "status": "tracked", "chunk": 0, "line": 0})
 
 
 def test_nothing_is_sent_twice_of_a_failure_that_mlflow_knows(
