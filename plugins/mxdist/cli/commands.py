@@ -14,7 +14,7 @@ from pathlib import Path
 
 import mxdist
 from mxdist.cli import plan, preflight, prune, setting, stage
-from mxdist.cli.follow import Follower, describe_progress, describe_result, exit_code
+from mxdist.cli.follow import Follower, describe_progress, describe_result, exit_code, told_since
 from mxdist.errors import MxdistError, NotFound
 from mxdist.launch import JobClient
 from mxdist.reconcile import finish_all
@@ -84,7 +84,9 @@ def status(options: argparse.Namespace) -> int:
     attempt = setting.attempt(options, client)
     result, state = attempt.result(), attempt.read_state()
     if options.json:
-        told = {"claim": attempt.claim.dump(), "state": state.dump(), "result": result.dump() if result else None}
+        told = {"claim": attempt.claim.dump(), "state": state.dump(), "result": None}
+        if result is not None:
+            told["result"] = told_since(attempt, result).dump()
         print(json.dumps(told, indent=2))
     elif result is not None:
         print(describe_result(attempt, result))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TextIO
 
 from mxdist.errors import LaunchError, StoreError
@@ -123,8 +123,30 @@ def _progress_parts(state: State) -> Iterator[str]:
         yield f"{_duration(state.eta_s)} left"
 
 
+def told_since(attempt: Attempt, result: Result) -> Result:
+    """Return the result with what MLflow was told after it was written, by ``mxdist reconcile`` or an operator.
+
+    :raises StoreError: the run store cannot be reached.
+    """
+    if result.tracking_complete:
+        return result
+    from mxdist.tracking.delivery import Progress
+
+    progress = Progress.read(attempt)
+    return replace(
+        result,
+        mlflow_run_id=result.mlflow_run_id or progress.run_id,
+        mlflow_run_url=result.mlflow_run_url or progress.run_url,
+        registered_version=result.registered_version or progress.registered_version,
+        tracking_complete=progress.complete,
+        tracking_error=None if progress.complete else result.tracking_error,
+    )
+
+
 def describe_result(attempt: Attempt, result: Result) -> str:
     """Return how the attempt ended, as lines of names and values."""
+    result = told_since(attempt, result)
+    why = f": {result.tracking_error}" if result.tracking_error else ""
     rows = {
         "job": f"{attempt.claim.job_key}, attempt {attempt.number}",
         "state": result.state.value,
@@ -135,7 +157,7 @@ def describe_result(attempt: Attempt, result: Result) -> str:
         "model": result.model_uri,
         "registered": f"version {result.registered_version}" if result.registered_version else None,
         "mlflow": result.mlflow_run_url,
-        "tracking": None if result.tracking_complete else "incomplete; `mxdist reconcile` sends the rest",
+        "tracking": None if result.tracking_complete else f"incomplete{why}; `mxdist reconcile` sends the rest",
     }
     return "\n".join(f"{name:<11} {value}" for name, value in rows.items() if value)
 

@@ -200,4 +200,5 @@ class Finisher:
             mlflow_run_url=tracked.run_url if tracked else run_url,
             registered_version=tracked.registered_version if tracked else None,
             tracking_complete=tracked.complete if tracked else self._job.tracking.uri is None,
+            tracking_error=(tracked.message or None) if tracked and not tracked.complete else None,
         )

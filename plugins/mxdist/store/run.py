@@ -143,6 +143,7 @@ class Result(_Document):
     :param model_digest: SHA-256 over the model's files.
     :param outputs: what an evaluation or a script hands back; small.
     :param tracking_complete: everything in the journal, and the model, reached MLflow.
+    :param tracking_error: why not, as far as was known then.
     """
 
     state: JobState
@@ -161,6 +162,7 @@ class Result(_Document):
     mlflow_run_url: str | None = None
     registered_version: str | None = None
     tracking_complete: bool = True
+    tracking_error: str | None = None
 
     @classmethod
     def load(cls, document: Mapping[str, Any]) -> Self:

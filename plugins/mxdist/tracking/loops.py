@@ -24,6 +24,8 @@ class Loop(threading.Thread, ABC):
     hundred thousand small objects.
 
     :param what: names the work in the log.
+    :ivar trouble: what the last step failed of; empty: it did not.
+    :ivar refused: trying again will not help, unless somebody changes something.
     """
 
     def __init__(self, what: str) -> None:
@@ -34,7 +36,8 @@ class Loop(threading.Thread, ABC):
         self._stopped = False
         self._failures = 0
         self._began = time.monotonic()
-        self.over = False
+        self.over = self.refused = False
+        self.trouble = ""
 
     @abstractmethod
     def step(self) -> None:
@@ -93,8 +96,10 @@ class Loop(threading.Thread, ABC):
             trace = not isinstance(error, MxdistError)
             log.warning("%s: %s It is tried again until it works.", self._what, error, exc_info=trace)
         self._failures += 1
+        self.trouble = str(error) or type(error).__name__
+        self.refused = isinstance(error, MxdistError) and not error.retryable
 
     def _worked(self) -> None:
         if self._failures:
             log.info("%s works again", self._what)
-        self._failures = 0
+        self._failures, self.trouble, self.refused = 0, "", False

@@ -7,11 +7,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from mxdist.cli.follow import Follower
+from mxdist.cli.follow import Follower, describe_result
 from mxdist.errors import LaunchError
 from mxdist.launch import Life
-from mxdist.spec import TrainingJob
-from mxdist.store import Attempt, JobRun, State, open_store
+from mxdist.spec import JobState, TrainingJob
+from mxdist.store import Attempt, JobRun, Result, State, open_store
 
 
 class Clock:
@@ -95,3 +95,18 @@ def test_a_job_whose_time_is_up_in_the_queue_is_ended(
     clock.sleep(1)
     follow(attempt, client, revive, clock=clock, for_s=1)
     revive.assert_called()
+
+
+def test_the_end_says_what_mlflow_lacks_and_why_until_it_has_everything(tmp_path: Path) -> None:
+    attempt = attempt_of(tmp_path)
+    error = "MLflow at http://m refused the login."
+    result = attempt.finish(
+        Result(state=JobState.SUCCEEDED, ended_at=1.0, tracking_complete=False, tracking_error=error)
+    )
+    assert f"incomplete: {error}; `mxdist reconcile` sends the rest" in describe_result(attempt, result)
+    later = {"run_id": "r", "run_url": "http://m/#/runs/r", "complete": True, "registered_version": "3"}
+    attempt.store.write_json("tracking.json", later)
+    told = describe_result(attempt, result)
+    assert "incomplete" not in told
+    assert "mlflow      http://m/#/runs/r" in told
+    assert "registered  version 3" in told

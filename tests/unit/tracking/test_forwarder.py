@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,31 @@ from unit.tracking.conftest import Begin, Claim, Job, finished, train, written
 
 from mxdist.spec import JobState
 from mxdist.store import Cause
+from mxdist.tracking.client import Login
 from mxdist.tracking.forwarder import Forwarder, replay
 from mxdist.tracking.journal import JournalReader, JournalWriter
+from stack.mlflow import Mlflow
 from support.mlflow_proxy import MlflowProxy
 from support.places import REPOSITORY, node_python
 
 pytestmark = pytest.mark.usefixtures("no_slow_calls")
+
+
+def test_a_refused_login_is_told_and_not_waited_for(
+    secured_mlflow: Mlflow, make_job: Job, claim: Claim, journal: Path
+) -> None:
+    job = make_job(secured_mlflow.url)
+    attempt = claim(job)
+    forwarder = Forwarder(attempt, job, journal, login=Login("admin", "wrong-secret"))
+    forwarder.start()
+    train(journal, range(1, 10))
+    began = time.monotonic()
+    outcome = forwarder.close(JobState.SUCCEEDED, timeout_s=240)
+    assert time.monotonic() - began < 240, "an outage would be waited for as long"
+    assert not outcome.complete
+    assert "refused the login" in outcome.message
+    assert "wrong-secret" not in outcome.message
+    assert attempt.journal.last(), "the run store has it all the same"
 
 
 def test_everything_arrives_and_the_run_is_closed(
