@@ -173,10 +173,12 @@ class _Talk:
         raise ValueError(f"{how}: {words or 'silently'}")
 
     def _last_words(self, said: bytes) -> tuple[str, int | None]:
-        """Return the last line of what it wrote, which comes by another way than its end, and its exit code."""
+        """Return the last line of what it wrote, and its exit code: each comes by another way than its end."""
         assert self._channel is not None  # noqa: S101  # for the type checker
         give_up = time.monotonic() + _LAST_WORDS_S
-        while (words := self._channel.complaint()) == "" and time.monotonic() < give_up:
+        while not (words := self._channel.complaint()) or self._channel.returncode is None:
+            if time.monotonic() > give_up:
+                break
             time.sleep(0.02)
         return (words or said.decode(errors="replace")).strip().rpartition("\n")[2], self._channel.returncode
 
