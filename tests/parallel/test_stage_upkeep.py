@@ -21,6 +21,7 @@ from parallel.worlds import Jobs, images, jobs, poll
 from mxdist.runtime import loop, verify
 from mxdist.runtime.parallel import Alone, runner, stages
 from mxdist.runtime.parallel.half import HalfSum
+from mxdist.runtime.parallel.links import Ways
 from mxdist.runtime.parallel.pipeline import DeviceStages, RankStages, stage_update
 from mxdist.spec import TrainingJob
 
@@ -174,7 +175,8 @@ def test_ranks_take_from_each_other_what_they_have_not(small: Jobs) -> None:
     hvd = SimpleNamespace(broadcast_=broadcast_)
     sets: Any = SimpleNamespace(stage=0, stages=2, of_stage=None, of_replica="both", hvd=hvd, rank_of=lambda one: one)
     job = small.job(optimizer={"name": "adam"}, parallelism=MODEL)
-    planned = RankStages(cut.stages, stage_update(cut.stages, 0, job.optimizer, 20), Alone(), sets, job.parallelism)
+    updater = stage_update(cut.stages, 0, job.optimizer, 20)
+    planned = RankStages(cut.stages, updater, Alone(), sets, Ways(None, None), job.parallelism)
     weights = {f"{one.index} mxdist.gather.{name}" for one in cut.stages.stages for name in one.parameters}
     state = {f"{weight}/{position}" for weight in weights for position in (0, 1)}  # Adam's two averages
 
