@@ -114,6 +114,7 @@ class Delivery:
         """Find or make the run, and describe the job in it.
 
         :param working: this attempt trains now, so the run is RUNNING again.
+        :raises Fenced: a newer attempt trains now.
         """
         self.progress = Progress.read(self._attempt)
         run = runs.find_or_create_run(self._client, self._attempt, self._job)
@@ -121,6 +122,7 @@ class Delivery:
         self.progress.run_id, self.progress.run_url, self.progress.sent = run.run_id, run.url, sent
         if not run.deleted:
             if working:
+                self._attempt.check_fence()  # finding the run may have taken long, and the next attempt has it now
                 runs.reopen(self._client, run, self._attempt)
             self._log_params(run)
         self.save()

@@ -154,15 +154,15 @@ class _Sender(Loop):
             self.over = True
 
     def drained(self, goal: int, give_up: float) -> bool:
-        """Wait until record ``goal`` is sent, or will not be; return whether nothing is missing."""
-        self.wait(lambda: self._sent >= goal or self.over or self.refused, give_up)
+        """Wait until record ``goal`` is sent, or MLflow refuses it; return whether nothing is missing."""
+        self.wait(lambda: self._sent >= goal or self.over, give_up)
         return (self._sent >= goal or self.over) and not self._fenced
 
     def finish(self, drained: bool, ending: Ending, give_up: float) -> TrackingOutcome:
         """Close the run in this thread's own time, as far as ``give_up`` allows."""
         if drained:
-            self._ending, self.refused = ending, False
-            self.wait(lambda: self.over or self.refused, give_up)
+            self._ending = ending
+            self.wait(lambda: self.over, give_up)
         if self._fenced:
             return self.progress.outcome(complete=False, message="a newer attempt has taken over")
         if self.over:

@@ -25,7 +25,6 @@ class Loop(threading.Thread, ABC):
 
     :param what: names the work in the log.
     :ivar trouble: what the last step failed of; empty: it did not.
-    :ivar refused: trying again will not help, unless somebody changes something.
     """
 
     def __init__(self, what: str) -> None:
@@ -34,9 +33,10 @@ class Loop(threading.Thread, ABC):
         self._changed = threading.Condition()
         self._hurried = 0
         self._stopped = False
-        self._failures = 0
+        self._failures = self._steps = 0
+        self._refused = False
         self._began = time.monotonic()
-        self.over = self.refused = False
+        self.over = False
         self.trouble = ""
 
     @abstractmethod
@@ -53,12 +53,20 @@ class Loop(threading.Thread, ABC):
                     self._changed.wait(self._delay(delay_s))
 
     def wait(self, condition: Callable[[], bool], give_up: float) -> bool:
-        """Hurry, and wait for a condition until the monotonic clock says ``give_up``; return whether it holds."""
+        """Hurry, and wait for a condition until the monotonic clock says ``give_up``; return whether it holds.
+
+        A step that is refused for good ends the wait early, if it began after the wait did: what was refused
+        before may have been put right since.
+        """
         with self._changed:
             self._hurried += 1
             self._changed.notify_all()
+            now = self._steps
             try:
-                return self._changed.wait_for(condition, max(0.0, give_up - time.monotonic()))
+                self._changed.wait_for(
+                    lambda: condition() or (self._refused and self._steps > now), max(0.0, give_up - time.monotonic())
+                )
+                return condition()
             finally:
                 self._hurried -= 1
 
@@ -79,6 +87,8 @@ class Loop(threading.Thread, ABC):
         return min(delay_s, _HURRY_RETRY_S if self._failures else _HURRY_S)
 
     def _guarded(self) -> float:
+        self._refused = False
+        self._steps += 1
         try:
             self.step()
         except Fenced as error:
@@ -97,9 +107,9 @@ class Loop(threading.Thread, ABC):
             log.warning("%s: %s It is tried again until it works.", self._what, error, exc_info=trace)
         self._failures += 1
         self.trouble = str(error) or type(error).__name__
-        self.refused = isinstance(error, MxdistError) and not error.retryable
+        self._refused = isinstance(error, MxdistError) and not error.retryable
 
     def _worked(self) -> None:
         if self._failures:
             log.info("%s works again", self._what)
-        self._failures, self.trouble, self.refused = 0, "", False
+        self._failures, self.trouble = 0, ""

@@ -34,6 +34,18 @@ def test_an_outage_from_the_start_to_the_middle(
     assert mlflow_has.points(job) == written(journal)
 
 
+def test_what_was_refused_once_may_be_put_right(
+    begin: Begin, proxy: MlflowProxy, journal: Path, mlflow_has: Any, eventually: Any, caplog: Any
+) -> None:
+    proxy.always("404")
+    job, _, forwarder = begin()
+    train(journal, range(1, 50))
+    eventually(lambda: "refused" in caplog.text)
+    proxy.always("pass")
+    assert forwarder.close(JobState.SUCCEEDED).complete
+    assert mlflow_has.points(job) == written(journal)
+
+
 @pytest.mark.parametrize("mood", ["hang", "500"])
 def test_an_outage_from_the_middle_until_after_the_end(
     begin: Begin, proxy: MlflowProxy, journal: Path, mlflow_has: Any, mood: str
