@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 SECRET_NAMES = (
@@ -24,6 +25,7 @@ _KEEP |= {"MXDIST_BARRIERS"}  # where tests hold processes: see barriers.py
 _KEEP |= {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy"}
 _KEEP_PREFIXES = ("LC_", "CUDA_", "NVIDIA_", "NCCL_", "MXNET_", "HOROVOD_", "OMPI_MCA_", "MLFLOW_HTTP_REQUEST_")
 _HERE_PREFIXES = ("LC_", "CUDA_", "NVIDIA_")
+_PASSWORD = re.compile(r"[^/@:]*:[^/@]+@")  # as in user:password@proxy:3128
 
 
 def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -32,6 +34,9 @@ def base_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def travelling(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what of it goes along to other hosts: paths, people and devices are each host's own."""
+    """Return what of it goes along to other hosts: paths, people and devices are each host's own.
+
+    It stands readable in batch scripts and manifests, so an address with a password in it stays here.
+    """
     kept = base_environment(environment).items()
-    return {k: v for k, v in kept if k not in _HERE and not k.startswith(_HERE_PREFIXES)}
+    return {k: v for k, v in kept if k not in _HERE and not k.startswith(_HERE_PREFIXES) and not _PASSWORD.search(v)}

@@ -124,14 +124,18 @@ def _progress_parts(state: State) -> Iterator[str]:
 
 
 def told_since(attempt: Attempt, result: Result) -> Result:
-    """Return the result with what MLflow was told after it was written, by ``mxdist reconcile`` or an operator.
+    """Return the result with what happened after it was written.
+
+    ``mxdist reconcile`` or an operator may have told MLflow the rest, and a preempted job may have been given up.
 
     :raises StoreError: the run store cannot be reached.
     """
+    from mxdist.tracking.delivery import Progress
+    from mxdist.tracking.replay import last_word
+
+    result = last_word(attempt, result)
     if result.tracking_complete:
         return result
-    from mxdist.tracking.delivery import Progress
-
     progress = Progress.read(attempt)
     return replace(
         result,

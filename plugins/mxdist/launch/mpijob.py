@@ -190,10 +190,10 @@ def _launcher(job: TrainingJob | EvaluationJob, start: Start, secret: str | None
     return _given(
         {
             **_container("supervisor", job),
-            "command": list(start.command),
+            "command": [_literal(word) for word in start.command],
             "env": [
                 *({"name": name, "value": text} for name, text in start.texts.items()),
-                {"name": DOCUMENT_NAME, "value": document},
+                {"name": DOCUMENT_NAME, "value": _literal(document)},
                 {"name": "PYTHONUNBUFFERED", "value": "1"},
             ],
             "envFrom": [{"secretRef": {"name": secret}}] if secret else None,
@@ -241,6 +241,11 @@ def _times(quantity: str, count: int) -> str:
     if found is None:
         raise ValueError(f"{quantity!r} is no quantity")
     return f"{Decimal(found[1]) * count:f}{found[2]}"
+
+
+def _literal(text: str) -> str:
+    """Return what Kubernetes makes this text of: it replaces ``$(NAME)`` and takes ``$$`` for one ``$``."""
+    return text.replace("$", "$$")
 
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:

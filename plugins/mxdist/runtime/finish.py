@@ -69,6 +69,7 @@ class Tracker:
     """MLflow as the supervisor sees it: started aside, at low priority, and never a reason to fail.
 
     :param plan_params: facts of the plan, shown beside the job's own parameters.
+    :ivar trouble: why tracking could not be started, or closed.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class Tracker:
     ) -> None:
         self._attempt, self._job, self._journal, self._params = attempt, job, journal, plan_params
         self._forwarder: Forwarder | None = None
+        self.trouble = "" if job.tracking.uri is None else "tracking did not start in time"
         self._thread = threading.Thread(target=self._start, name="tracker", daemon=True)
 
     def start(self) -> None:
@@ -95,8 +97,9 @@ class Tracker:
             return None
         try:
             return self._forwarder.close(outcome.state, cause=outcome.cause, model_dir=model, timeout_s=DRAIN_S)
-        except Exception:
+        except Exception as error:
             log.exception("tracking could not be closed; `mxdist reconcile` completes it later")
+            self.trouble = f"tracking could not be closed: {error}"
             return None
 
     def _start(self) -> None:
@@ -107,8 +110,9 @@ class Tracker:
 
             forwarder = Forwarder(self._attempt, self._job, self._journal, self._params)
             forwarder.start()
-        except Exception:
+        except Exception as error:
             log.exception("tracking could not be started; `mxdist reconcile` completes it later")
+            self.trouble = f"tracking could not be started: {error}"
             return
         self._forwarder = forwarder
 
@@ -183,6 +187,8 @@ class Finisher:
     def _result(self, outcome: Outcome, digest: str | None, tracked: TrackingOutcome | None) -> Result:
         now, claim = time.time(), self._attempt.claim
         run_id, run_url = self._tracker.run
+        complete = tracked.complete if tracked else self._job.tracking.uri is None
+        trouble = tracked.message if tracked else self._tracker.trouble
         return Result(
             state=outcome.state,
             ended_at=now,
@@ -199,6 +205,6 @@ class Finisher:
             mlflow_run_id=tracked.run_id if tracked else run_id,
             mlflow_run_url=tracked.run_url if tracked else run_url,
             registered_version=tracked.registered_version if tracked else None,
-            tracking_complete=tracked.complete if tracked else self._job.tracking.uri is None,
-            tracking_error=(tracked.message or None) if tracked and not tracked.complete else None,
+            tracking_complete=complete,
+            tracking_error=None if complete else trouble or None,
         )

@@ -110,3 +110,13 @@ def test_the_end_says_what_mlflow_lacks_and_why_until_it_has_everything(tmp_path
     assert "incomplete" not in told
     assert "mlflow      http://m/#/runs/r" in told
     assert "registered  version 3" in told
+
+
+def test_a_preempted_job_that_was_given_up_is_told_as_mlflow_has_it(tmp_path: Path) -> None:
+    attempt = attempt_of(tmp_path)
+    result = attempt.finish(Result(state=JobState.PREEMPTED, ended_at=1.0))
+    assert "state       PREEMPTED" in describe_result(attempt, result)
+    attempt.give_up(by="user", reason="the DAG run was deleted")
+    told = describe_result(attempt, result)
+    assert "state       CANCELLED" in told
+    assert "preempted, and nobody goes on with it: the DAG run was deleted" in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,16 @@ def manifest_of(name: str, *, secret: str | None = None, **changes: Any) -> dict
         }
     )  # fmt: skip
     return build(job, place(job), start, secret=secret or job.cluster.kubernetes.secret)
+
+
+def test_dollars_arrive_as_they_are() -> None:
+    workdir = "/scratch/$(id)/$$/$HOME"
+    spec = manifest_of("kubernetes_two_workers", document={"workdir": workdir})["spec"]
+    launcher = spec["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+    sent = next(one["value"] for one in launcher["env"] if one["name"] == "MXDIST_DOCUMENT")
+    pairs = re.findall(r"\$\$|[^$]", sent)
+    assert "".join(pairs) == sent, "a single $ could begin $(NAME), which Kubernetes replaces"
+    assert json.loads("".join(pair[0] for pair in pairs)) == {"workdir": workdir}
 
 
 @pytest.mark.parametrize("name", JOBS)
