@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from world.conftest import Jobs, log_of, wait_until
 from world.hosts import across, disk, on_hosts
+from world.test_training import job_on, staged
 
 from mxdist.launch import SECRET_NAMES, JobClient
 from mxdist.spec import JobState, Storage, TrainingJob
@@ -57,6 +59,27 @@ def test_server_away_for_the_whole_end_of_a_training(s3_jobs: Jobs, seaweed: Sea
 
     assert result.state is JobState.SUCCEEDED
     assert [line for line in log_of(attempt) if line.startswith("[0]")] == ["[0] begun", "[0] done"]
+
+
+def test_one_flipped_byte_ends_the_job_before_its_first_step(
+    s3_jobs: Jobs, seaweed: Seaweed, bucket: str, tmp_path: Path
+) -> None:
+    storage = Storage(endpoint_url=seaweed.endpoint_url)
+    credentials = Credentials(seaweed.access_key, seaweed.secret_key)
+    dataset = staged(tmp_path, f"s3://{bucket}/data", storage=storage, credentials=credentials)
+    client = seaweed.client()
+    objects = client.list_objects_v2(Bucket=bucket, Prefix="data/")["Contents"]
+    largest = max(objects, key=lambda one: one["Size"])["Key"]
+    content = bytearray(client.get_object(Bucket=bucket, Key=largest)["Body"].read())
+    content[-1] ^= 1
+    client.put_object(Bucket=bucket, Key=largest, Body=bytes(content))
+    attempt = s3_jobs.submit(job_on(dataset, storage=storage.to_document()), secrets=secrets(seaweed)).attempt
+    result = s3_jobs.result(attempt)
+
+    assert (result.state, result.steps, result.restarts) == (JobState.FAILED, 0, 0)
+    assert result.cause is not None
+    assert (result.cause.kind, "train/x.npy" in result.cause.message) == ("data", True), result.cause
+    assert not any(word in str(result.dump()) + "".join(log_of(attempt)) for word in secrets(seaweed).values())
 
 
 def test_code_reaches_another_host_through_s3(s3_jobs: Jobs, seaweed: Seaweed) -> None:

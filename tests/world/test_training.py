@@ -61,9 +61,8 @@ def network(params):
 """
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> dict[str, Any]:
-    """Two classes of 8 x 8 images that anything can tell apart."""
+def staged(tmp_path: Path, uri: str, **access: Any) -> dict[str, Any]:
+    """Stage two classes of 8 x 8 images that anything can tell apart, and return what a job says of them."""
     chance = np.random.default_rng(0)
     for split, count in (("train", 64), ("validation", 16), ("test", 16)):
         folder = tmp_path / "source" / split
@@ -72,8 +71,14 @@ def dataset(tmp_path: Path) -> dict[str, Any]:
         images = chance.integers(0, 60, (count, 1, 8, 8)) + 150 * labels[:, None, None, None]
         np.save(folder / "x.npy", images.astype(np.uint8))
         np.save(folder / "y.npy", labels.astype(np.int64))
-    staged = stage(str(tmp_path / "source"), str(tmp_path / "data"), "toy")
-    return {"manifest_uri": staged["manifest_uri"], "version": staged["version"]}
+    found = stage(str(tmp_path / "source"), uri, "toy", **access)
+    return {"manifest_uri": found["manifest_uri"], "version": found["version"]}
+
+
+@pytest.fixture
+def dataset(tmp_path: Path) -> dict[str, Any]:
+    """A dataset in a folder."""
+    return staged(tmp_path, str(tmp_path / "data"))
 
 
 def job_on(dataset: dict[str, Any], **changes: Any) -> TrainingJob:
