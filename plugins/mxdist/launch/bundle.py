@@ -143,6 +143,7 @@ def _walk(folder: Path, suffixes: set[str]) -> Iterator[Path]:
 
 
 def _enter(folder: Path) -> bool:
-    hidden = folder.name.startswith(".") or folder.name in _SKIP
-    scratch = (folder / "code/mxdist/__init__.py").exists()  # of an attempt, which holds a bundle itself
-    return not hidden and not scratch and not folder.is_symlink() and not (folder / "pyvenv.cfg").exists()
+    if folder.name.startswith(".") or folder.name in _SKIP or folder.is_symlink():
+        return False
+    scratch = folder / "code/mxdist/__init__.py"  # of an attempt, which holds a bundle itself
+    return not any(os.path.exists(file) for file in (scratch, folder / "pyvenv.cfg"))  # even if it may not be entered

@@ -20,6 +20,7 @@ from mxdist.operators.conf import check_conf
 from mxdist.operators.failures import as_airflow, error_of
 from mxdist.operators.life import LIFE, job_key_of, life_of, parent_of, source_of
 from mxdist.store import JobRun
+from mxdist.store.run import UNMOUNTED, looks_unmounted
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperatorLink, Context
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 
 JOB_PLACE = "mxdist_job"
 """Where the task's job is: for the listeners, which know only what Airflow's database holds."""
+
+JOB_SUBMITTED = "mxdist_submitted"
+"""Under this name Airflow's state store keeps which job the task has submitted."""
 
 UNUSABLE = (SpecError, AirflowNotFoundException)
 """What a hook raises whose connection was deleted meanwhile, or spoilt."""
@@ -138,9 +142,11 @@ class JobOperator(BaseOperator):
             hook = ClusterHook(self.mxdist_conn_id)
             client, key = hook.job_client(), job_key_of(context)
             self._announce(context, hook, key)
+            self._check_mounted(context, client, key)
             self._end_earlier_life(client, key, life_of(context))
             self.before_submission(context, client, key)
             submission = client.submit(job, key, source=source_of(context), secrets=self._secrets(hook))
+            context["task_state_store"].set(JOB_SUBMITTED, {"runs_uri": client.runs.uri, "job_key": key})
             self._stop_if_killed(client, submission.attempt)
             self.log.info("Job %s, attempt %d: %s.", key, submission.attempt.number, submission.how)
             if submission.how == "finished":
@@ -205,7 +211,13 @@ class JobOperator(BaseOperator):
         MlflowRunLink.push(context, self._shown(run_url))
 
     def _secrets(self, hook: ClusterHook) -> dict[str, str]:
-        return {**hook.secrets(), **(MlflowHook(self.mlflow_conn_id).secrets() if self.mlflow_conn_id else {})}
+        secrets = dict(hook.secrets())
+        if self.mlflow_conn_id:
+            try:
+                secrets |= MlflowHook(self.mlflow_conn_id).secrets()
+            except UNUSABLE as error:  # a new job was refused for it before this; one that runs needs no MLflow
+                self.log.warning("The job cannot log in to MLflow: %s", error)
+        return secrets
 
     def _announce(self, context: Context, hook: ClusterHook, key: str) -> None:
         """Say where the job will be before it is there, so that whoever cleans up finds it in any case."""
@@ -219,6 +231,15 @@ class JobOperator(BaseOperator):
         self._current = (hook.settings.runs_uri, key, life_of(context))
         context["ti"].xcom_push(key=JOB_PLACE, value=place)
         context["task_state_store"].set(JOB_PLACE, place)  # stays through retries and clears, when Airflow drops XComs
+
+    def _check_mounted(self, context: Context, client: JobClient, key: str) -> None:
+        """Make sure that a job which this task submitted before has not vanished with a share: it may be running.
+
+        :raises StoreError: it has; ``retryable``.
+        """
+        submitted = context["task_state_store"].get(JOB_SUBMITTED)
+        if submitted == {"runs_uri": client.runs.uri, "job_key": key} and looks_unmounted(client.runs):
+            raise StoreError(f"{client.runs.uri} holds no job, not even {key}.", hint=UNMOUNTED)
 
     def _end_earlier_life(self, client: JobClient, key: str, life: str) -> None:
         """Make sure that the job of a task that was cleared is over; a retry has the same life and changes nothing."""

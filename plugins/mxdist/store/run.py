@@ -287,7 +287,7 @@ class JobRun:
         try:
             return Attempt(self, Claim.load(self.store.read_json(numbered("attempts", number))))
         except NotFound:
-            if looks_unmounted(self.runs) and not any(self.store.list()):
+            if looks_unmounted(self.runs) and not Chunks(self.store, "attempts").last():
                 raise StoreError(f"{self.runs.uri} holds no job, not even {self.job_key}.", hint=UNMOUNTED) from None
             raise
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from mxdist.store import Attempt, Chunks
 from mxdist.tracking.journal import JournalReader, Record, line_of
 from mxdist.tracking.points import mirrored
+
+log = logging.getLogger(__name__)
 
 CHUNK = 5000
 """Records in one chunk, at most."""
@@ -17,18 +22,31 @@ def restore(attempt: Attempt, path: Path) -> bool:
     """Make a local journal whole again from its copy, before anybody writes to it; return whether that was needed.
 
     A supervisor that goes on on another host has none; after a power loss its end may be missing, or any part of it.
+    Where the disk takes no copy, the journal stays as it is: the run store has what it lacks.
 
     :raises StoreError: the run store cannot be reached; nothing was changed.
     """
     copied = _end_of(attempt.journal)[1]
-    local = JournalReader(path).read() if copied else []
-    if _unbroken(local) >= copied:
+    if not copied or _unbroken(_records(path)) >= copied:
         return False
-    records = [*mirrored(attempt), *(record for record in local if record.n > copied)]
+    records = chain(mirrored(attempt), (record for record in _records(path) if record.n > copied))
     partial = path.with_name(f".{path.name}.partial")
-    partial.write_bytes(b"".join(line_of(record.dump()) for record in records))
-    partial.rename(path)
+    try:
+        with partial.open("wb") as file:
+            file.writelines(line_of(record.dump()) for record in records)
+        partial.rename(path)
+    except OSError as error:
+        log.warning("the journal %s cannot be made whole: %s", path, error)
+        with suppress(OSError):
+            partial.unlink()
+        return False
     return True
+
+
+def _records(path: Path) -> Iterator[Record]:
+    reader = JournalReader(path)
+    while records := reader.read(CHUNK):
+        yield from records
 
 
 def _end_of(chunks: Chunks) -> tuple[int, int]:

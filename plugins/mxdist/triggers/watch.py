@@ -55,10 +55,10 @@ class Watch:
 
     def look(self) -> Look:
         """Return what is new, in bounded memory."""
-        self._save()
         # The result is written after the last chunk, so it must be read before the log: what is read then is all.
         result = self.attempt.result()
         state = self.attempt.read_state()
+        self._save()  # now: a write would look like a job in the empty folder where a share is not mounted
         lines, more = self._new_lines()
         return Look(lines, more, state, None if more else result)
 

@@ -37,6 +37,26 @@ def test_submits_then_waits_without_a_worker(
     assert context["task_state_store"].get(JOB_PLACE) == context["ti"].xcoms[JOB_PLACE]
 
 
+def test_retry_begins_no_second_job_while_the_share_is_away(
+    make: Callable[..., Any], platform: Pretender, runs_uri: str
+) -> None:
+    operator = make()
+    context = context_of(operator)
+    first = deferred(operator, context)
+    runs, share = Path(runs_uri), Path(f"{runs_uri}-share")
+    runs.rename(share)
+    runs.mkdir()
+    retry = {**context_of(make(), try_number=2), "task_state_store": context["task_state_store"]}
+    with pytest.raises(AirflowException, match="holds no job.*is that mounted") as caught:
+        make().execute(retry)
+    assert not isinstance(caught.value, AirflowFailException), "the next retry may find it again"
+    assert list(runs.iterdir()) == []
+    runs.rmdir()
+    share.rename(runs)
+    assert deferred(make(), retry) == first
+    assert platform.started == [(1, 1)]
+
+
 def test_retry_reconnects_to_a_running_job(make: Callable[..., Any], platform: Pretender) -> None:
     first = deferred(make(), context_of(make(), try_number=1))
     second = deferred(make(), context_of(make(), try_number=2))

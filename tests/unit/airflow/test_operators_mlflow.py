@@ -113,6 +113,18 @@ def test_job_is_waited_for_whatever_became_of_the_connection(
         recording().execute_complete(context, {"attempt": 1, "status": "tracked", "chunk": 0, "line": 0})
 
 
+def test_lost_supervisor_is_started_again_whatever_became_of_the_connection(
+    recording: Callable[..., Any], platform: Pretender, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = context_of(recording())
+    deferred(recording(), context)
+    monkeypatch.delenv("AIRFLOW_CONN_MXDIST_MLFLOW")
+    platform.alive.clear()
+    with pytest.raises(TaskDeferred):
+        recording().execute_complete(context, {"attempt": 1, "status": "lost", "chunk": 0, "line": 0})
+    assert platform.started == [(1, 1), (1, 2)]
+
+
 def test_nothing_is_sent_twice_of_a_failure_that_mlflow_knows(
     recording: Callable[[], Any], latest: Callable[[], Attempt], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -39,6 +42,22 @@ def test_script_comes_with_the_code_beside_it(project: Path) -> None:
     expected = {"train.py", "helper.py", "config.yaml", "package/__init__.py", "package/inner/deep.py"}
 
     assert user_files(project / "train.py") == expected
+
+
+@pytest.mark.parametrize("name", [".Trash", "foreign"])
+def test_folders_of_others_beside_the_script_are_passed_over(
+    project: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    before, stat = user_files(project / "train.py"), os.stat
+    (project / name).mkdir()
+
+    def forbidden(path: Any, **options: Any) -> os.stat_result:
+        if not isinstance(path, int) and Path(path).is_relative_to(project / name) and Path(path) != project / name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return stat(path, **options)
+
+    monkeypatch.setattr("os.stat", forbidden)
+    assert user_files(project / "train.py") == before
 
 
 def test_scratch_folders_beside_the_script_are_no_code_of_the_user(project: Path) -> None:

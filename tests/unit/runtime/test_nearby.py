@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -97,7 +98,18 @@ def test_a_long_wait_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rank_on_another_host_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
     names = iter(["one", "two"])
     monkeypatch.setattr(processes, "host_identity", lambda: next(names))
+    monkeypatch.setattr(nearby, "create", lambda size: pytest.fail("nobody could take this"))
     assert world(2, lambda group: nearby.join(group, {1 - group.rank: SIZE})) == [{}, {}]
+
+
+def test_nothing_stays_open_of_an_offer_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "pipe", full)
+    before = sorted(os.listdir("/proc/self/fd"))
+    assert world(2, lambda group: nearby.join(group, {1 - group.rank: SIZE})) == [{}, {}]
+    assert sorted(os.listdir("/proc/self/fd")) == before
 
 
 def test_memory_that_is_another_one_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,6 +57,19 @@ def test_what_a_power_loss_took_comes_back(attempt: Attempt, journal: Path, loss
     assert numbers == [record.n for record in JournalReader(journal).read()] == list(range(1, 2 * 95 + 1))
 
 
+def test_a_disk_that_takes_no_copy_is_no_reason_to_die(
+    attempt: Attempt, journal: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train(journal, range(1, 61))
+    Mirror(attempt, journal).catch_up()
+    left = cut(journal, 100)
+    journal.write_bytes(left)
+    journal.with_name(f".{journal.name}.partial").mkdir()
+    assert not restore(attempt, journal)
+    assert journal.read_bytes() == left
+    assert "cannot be made whole" in caplog.text
+
+
 @pytest.mark.parametrize("tail", [b"", b'{"n":181,"ses', bytes(4096)], ids=["whole", "half a line", "zeros"])
 def test_a_journal_that_is_ahead_of_its_copy_stays(attempt: Attempt, journal: Path, tail: bytes) -> None:
     train(journal, range(1, 61))

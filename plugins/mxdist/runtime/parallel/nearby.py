@@ -83,13 +83,14 @@ def join(group: Group, sizes: Mapping[int, int], waiting: Waiting = lambda rank:
 
     :param sizes: the ranks, and how many bytes each must be able to write for this one; they must name this one too.
     """
-    made = {rank: offer for rank, size in sizes.items() if (offer := _offer(size)) is not None}
-    host = hashlib.sha256(processes.host_identity().encode()).hexdigest()
-    offers = group.collect({"host": host, "for": {str(rank): offer.document for rank, offer in made.items()}})
+    hosts = group.collect(this_host().hex())
+    here = {rank: size for rank, size in sizes.items() if hosts[rank] == hosts[group.rank]}
+    made = {rank: offer for rank, size in here.items() if (offer := _offer(size)) is not None}
+    offers = group.collect({str(rank): offer.document for rank, offer in made.items()})
     taken: dict[int, tuple[mmap.mmap, int]] = {}
     for rank in made:
-        theirs = offers[rank]["for"].get(str(group.rank))
-        if offers[rank]["host"] == host and theirs is not None:
+        theirs = offers[rank].get(str(group.rank))
+        if theirs is not None:
             with contextlib.suppress(OSError, ValueError):
                 taken[rank] = _take(theirs)
     both = group.collect(sorted(taken))
@@ -105,14 +106,23 @@ def join(group: Group, sizes: Mapping[int, int], waiting: Waiting = lambda rank:
     return found
 
 
+def this_host() -> bytes:
+    """Return 32 bytes that are the same for all ranks of this host, and for no others."""
+    return hashlib.sha256(processes.host_identity().encode()).digest()
+
+
 class _Offer:
     """Memory and a pipe that this rank has made for another, open until that one has taken them."""
 
     def __init__(self, size: int) -> None:
         self._descriptor, self._size = create(size), size
-        self.memory = mmap.mmap(self._descriptor, size)
-        self.bell, self._rope = os.pipe()
-        self._mark = mark(self._descriptor)
+        try:
+            self.memory = mmap.mmap(self._descriptor, size)
+            self._mark = mark(self._descriptor)
+            self.bell, self._rope = os.pipe()
+        except OSError:
+            os.close(self._descriptor)
+            raise
 
     @property
     def document(self) -> dict[str, Any]:

@@ -61,6 +61,8 @@ class SharedSum:
         wanted = least_mb is not None and len(alike) == 1 and size >= max(1, least_mb * 2**20)
         if group.size == 1 or group.any(not wanted or gradients[0].context.device_type != "cpu"):
             return None
+        if group.differing(nearby.this_host()):
+            return None
         others = nearby.join(group, {rank: 0 for rank in range(group.size) if rank != group.rank}, waiting)
         memory = None if group.any(len(others) < group.size - 1) else _map(group, size)
         if group.any(memory is None) or memory is None:
