@@ -18,7 +18,7 @@ from faults.records import Record, Records
 from mxdist import processes
 from mxdist.launch.client import job_key_for_airflow
 from mxdist.store import Attempt, JobRun, Result
-from stack.airflow import Airflow
+from stack.airflow import Component
 from stack.airflow_api import ApiError, run_path
 from support.airflow_stack import Stack
 
@@ -67,8 +67,8 @@ def kill(*pids: int) -> None:
 
 
 @contextmanager
-def kept_running(airflow: Airflow) -> Iterator[None]:
-    """Start again what has died, as a service manager does.
+def kept_running(*services: Component) -> Iterator[None]:
+    """Start again what of these services has died, as a service manager does.
 
     Airflow's scheduler dies when a run is deleted that it is just looking at (``ObjectDeletedError``).
     """
@@ -76,7 +76,7 @@ def kept_running(airflow: Airflow) -> Iterator[None]:
 
     def keep() -> None:
         while not over.wait(2.0):
-            for service in airflow.services:
+            for service in services:
                 if not service.alive():
                     service.start()
 

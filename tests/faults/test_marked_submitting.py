@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from faults.site import RANKS, Run, Site, kill, wait_for
+from faults.site import RANKS, Run, Site, end_of, kill, wait_for
 
 from mxdist import processes
 
@@ -44,7 +44,9 @@ def marked(site: Site) -> Marked:
         run.mark(mark)
     for run in lost.values():
         wait_for(lambda run=run: run.attempt().cancel_intent(), f"the scheduler to end the job of {run.run_id}")
-    for run in lost.values():
+    for (barrier, _), run in lost.items():
+        if barrier == "submit-started":
+            end_of(run.attempt())  # while its ranks are held: released, they might be through before they are told
         run.release()
     alive = {
         barrier: site.train(f"marked-{barrier}", hold=[barrier, *EPOCHS])
@@ -54,6 +56,8 @@ def marked(site: Site) -> Marked:
         task = run.reached(barrier)
         run.mark("failed")
         wait_for(lambda task=task: processes.read(task) is None, f"Airflow to end the task of {run.run_id}")
+        if barrier == "submit-started":
+            end_of(run.attempt())
         run.release()
     return Marked(lost, alive)
 

@@ -24,7 +24,7 @@ ACTS: dict[str, Callable[[Run], None]] = {
 @pytest.fixture(scope="module")
 def runs(site: Site) -> Iterator[dict[str, Run]]:
     """One run for each act, done while every rank was in its training and the task deferred."""
-    with kept_running(site.stack.airflow):
+    with kept_running(*site.stack.airflow.services):
         yield _disturbed(site)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.site import ABANDONED_DAG_ID, RANKS, Site
+from faults.site import ABANDONED_DAG_ID, RANKS, Site, kept_running
 
 HELD = [f"epoch-2-rank-{rank}" for rank in range(RANKS)]
 
@@ -15,15 +15,16 @@ def test_job_of_a_deleted_dag_is_ended(site: Site) -> None:
             one.reached(barrier)
         one.watched()
     triggerer = site.stack.airflow["triggerer"]
-    triggerer.kill()
-    run.delete()
-    assert run.deleted()
-    triggerer.start()
-    wanted.watched()
-    attempt = run.attempt()
-    assert attempt.cancel_intent() is None, "Airflow has told nobody"
+    with kept_running(site.stack.airflow["scheduler"]):
+        triggerer.kill()
+        run.delete()
+        assert run.deleted()
+        triggerer.start()
+        wanted.watched()
+        attempt = run.attempt()
+        assert attempt.cancel_intent() is None, "Airflow has told nobody"
 
-    said = site.reconcile()
+        said = site.reconcile()
     result = run.result()
     run.gone()
     assert result.state.value == "CANCELLED"
