@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from faults.site import ABANDONED_DAG_ID, RANKS, RECONCILE_DAG_ID, Site, wait_for
+from faults.site import ABANDONED_DAG_ID, RANKS, RECONCILE_DAG_ID, Site, kept_running, wait_for
 
 HELD = [f"epoch-2-rank-{rank}" for rank in range(RANKS)]
 RUNS = ["reconcile-1", "reconcile-2"]
@@ -14,17 +14,18 @@ def test_two_at_once_end_a_job_once(site: Site) -> None:
         run.reached(barrier)
     run.watched()
     airflow = site.stack.airflow
-    airflow["triggerer"].kill()
-    run.delete()
-    assert run.deleted()
-    airflow["triggerer"].start()
-    attempt = run.attempt()
-    assert attempt.cancel_intent() is None, "Airflow has told nobody"
+    with kept_running(airflow["scheduler"], airflow["scheduler-2"]):
+        airflow["triggerer"].kill()
+        run.delete()
+        assert run.deleted()
+        airflow["triggerer"].start()
+        attempt = run.attempt()
+        assert attempt.cancel_intent() is None, "Airflow has told nobody"
 
-    for run_id in RUNS:
-        airflow.api.trigger(RECONCILE_DAG_ID, dag_run_id=run_id)
-    states = {"success", "failed"}
-    wait_for(lambda: all(airflow.api.run(RECONCILE_DAG_ID, one)["state"] in states for one in RUNS), "both")
+        for run_id in RUNS:
+            airflow.api.trigger(RECONCILE_DAG_ID, dag_run_id=run_id)
+        states = {"success", "failed"}
+        wait_for(lambda: all(airflow.api.run(RECONCILE_DAG_ID, one)["state"] in states for one in RUNS), "both")
     assert [airflow.api.run(RECONCILE_DAG_ID, one)["state"] for one in RUNS] == ["success", "success"]
     run.gone()
     intent = attempt.cancel_intent()
