@@ -211,13 +211,7 @@ class JobOperator(BaseOperator):
         MlflowRunLink.push(context, self._shown(run_url))
 
     def _secrets(self, hook: ClusterHook) -> dict[str, str]:
-        secrets = dict(hook.secrets())
-        if self.mlflow_conn_id:
-            try:
-                secrets |= MlflowHook(self.mlflow_conn_id).secrets()
-            except UNUSABLE as error:  # a new job was refused for it before this; one that runs needs no MLflow
-                self.log.warning("The job cannot log in to MLflow: %s", error)
-        return secrets
+        return {**hook.secrets(), **(MlflowHook(self.mlflow_conn_id).secrets() if self.mlflow_conn_id else {})}
 
     def _announce(self, context: Context, hook: ClusterHook, key: str) -> None:
         """Say where the job will be before it is there, so that whoever cleans up finds it in any case."""
@@ -271,7 +265,12 @@ class JobOperator(BaseOperator):
 
     def _revive(self, client: JobClient, hook: ClusterHook, attempt: Attempt) -> bool:
         self.log.warning("Job %s gives no sign of life; starting its supervisor again.", attempt.claim.job_key)
-        return client.revive(attempt, self._secrets(hook))
+        try:
+            secrets = self._secrets(hook)
+        except UNUSABLE as error:
+            self.log.warning("It cannot log in to MLflow: %s", error)
+            secrets = hook.secrets()
+        return client.revive(attempt, secrets)
 
     def _finish(self, context: Context, client: JobClient, attempt: Attempt) -> dict[str, Any]:
         result = attempt.result()
