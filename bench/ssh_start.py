@@ -30,7 +30,8 @@ from mxdist.ssh import SshAccess  # noqa: E402
 from mxdist.store import Attempt, Credentials, Store, open_store  # noqa: E402
 from stack.seaweed import Seaweed  # noqa: E402
 from support.guarding import guarded  # noqa: E402
-from support.nodes import PYTHON, Nodes, running_nodes  # noqa: E402
+from support.node import PYTHON  # noqa: E402
+from support.nodes import Nodes, running_nodes  # noqa: E402
 from support.places import control_bin  # noqa: E402
 
 GOAL = 0.8

@@ -13,8 +13,10 @@ import pytest
 
 from stack.processes import ServiceError, wait_until
 from stack.seaweed import Seaweed
+from support import node as node_module
 from support import nodes as nodes_module
-from support.nodes import USER, Node, Nodes
+from support.node import USER, Node
+from support.nodes import Nodes
 from support.places import REPOSITORY, node_python
 
 
@@ -93,6 +95,8 @@ def test_a_stopped_sshd_refuses(nodes: Nodes) -> None:
     assert not nodes[0].greets()
     nodes[0].start_sshd("MaxStartups 1:100:1")
     assert ssh(nodes, nodes[0], "true").returncode == 0
+    nodes.restore()  # else the next test that logs in five times at once finds three of them dropped
+    assert "maxstartups 10:30:100" in nodes[0].exec(["/usr/sbin/sshd", "-T"]).stdout.lower()
 
 
 def test_a_cut_cable_is_silent_and_can_be_mended(nodes: Nodes) -> None:
@@ -159,7 +163,7 @@ def test_a_failed_start_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Nodes] = []
     create = Nodes._make_network
     monkeypatch.setattr(Nodes, "_make_network", lambda self: (made.append(self), create(self))[1])
-    monkeypatch.setattr(nodes_module, "DISK_MB", "much")
+    monkeypatch.setattr(node_module, "DISK_MB", "much")
     with pytest.raises(ServiceError, match="node1 did not start.*"), nodes_module.running_nodes(1):
         pass
     assert not made[0].folder.exists()
@@ -172,6 +176,6 @@ def test_without_the_right_it_fails_and_says_what_to_do(monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(ServiceError, match="sudo make test-cluster"):
         nodes_module.require()
-    monkeypatch.setattr(nodes_module, "_PATH", "/nowhere")
+    monkeypatch.setattr(nodes_module, "PATH", "/nowhere")
     with pytest.raises(ServiceError, match="apt-get install .*iproute2 openssh-client openssh-server util-linux"):
         nodes_module.require()

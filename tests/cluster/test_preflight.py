@@ -20,7 +20,8 @@ from mxdist.store import Credentials, Store, open_store
 from stack.mlflow import Mlflow
 from stack.processes import wait_until
 from stack.seaweed import Seaweed
-from support.nodes import PYTHON, Node, Nodes
+from support.node import PYTHON, Node
+from support.nodes import Nodes
 
 WORKDIR = "/var/mxdist"
 

@@ -15,7 +15,7 @@ from mxdist.ssh import SshAccess
 from mxdist.store import Credentials, open_store
 from stack.processes import wait_until
 from stack.seaweed import Seaweed
-from support.nodes import PYTHON
+from support.node import PYTHON
 from support.slurm import WORKDIR, Slurm
 
 

@@ -25,7 +25,7 @@ from mxdist.store import Attempt, Credentials, JobRun, Result, Store, open_store
 from mxdist.tracking import models
 from stack.processes import wait_until
 from stack.seaweed import Seaweed
-from support.nodes import PYTHON, Node
+from support.node import PYTHON, Node
 from support.slurm import WORKDIR, Slurm
 
 GENEROUS_S = 300.0

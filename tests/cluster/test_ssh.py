@@ -22,7 +22,8 @@ from mxdist.ssh import SshAccess
 from mxdist.store import Attempt, Credentials, JobRun, Result, Store, open_store
 from stack.processes import wait_until
 from stack.seaweed import Seaweed
-from support.nodes import PYTHON, Node, Nodes
+from support.node import PYTHON, Node
+from support.nodes import Nodes
 
 GENEROUS_S = 240.0
 CANARY = "canary-0b9f4e"

@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from support.kube import Cluster
-from support.nodes import Node, Nodes
+from support.node import Node
+from support.nodes import Nodes
 from support.places import REPOSITORY
 
 UID = 1000

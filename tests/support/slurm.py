@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from stack.processes import ServiceError, wait_until
-from support.nodes import Node, Nodes
+from support.node import Node
+from support.nodes import Nodes
 
 _PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "sbatch": "slurm-client", "munged": "munge"}
 _SOCKET = "/run/munge/munge.socket"
