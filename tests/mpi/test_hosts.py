@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from world.conftest import Jobs, log_of, wait_until
 from world.hosts import CLUSTER, FIRST, SECOND, across, agent, on_hosts
-from world.test_training import dataset, job_on
+from world.toy import dataset, job_on
 
 from mxdist import processes
 from mxdist.spec import JobState

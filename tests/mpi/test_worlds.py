@@ -23,7 +23,7 @@ from world.test_stalls import (
     test_rank_busy_elsewhere_is_named_by_horovods_own_check,
     test_stopped_rank_is_named,
 )
-from world.test_training import dataset, job_on
+from world.toy import dataset, job_on
 
 from mxdist import processes
 from mxdist.spec import JobState, TrainingJob

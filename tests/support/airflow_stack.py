@@ -57,9 +57,9 @@ def airflow_stack(
 ) -> Iterator[StackFactory]:
     """Start an Airflow of four real processes: ``airflow_stack(dags=folder)``, ready when it returns.
 
-    ``plugins`` is a plugins folder, for an environment in which mxdist is not installed; ``options`` is more of
-    Airflow's environment; ``schedulers`` and ``workers`` (of Celery) are how many. Starting takes most of a minute:
-    make one for a module. All end with the test run.
+    ``plugins`` is a plugins folder, for an environment in which mxdist is not installed, and ``program`` is that
+    environment's Airflow; ``options`` is more of Airflow's environment; ``schedulers`` and ``workers`` (of Celery) are
+    how many. Starting takes most of a minute: make one for a module. All end with the test run.
     """
     started: list[Stack] = []
     with guarded(tmp_path_factory.mktemp("airflow")) as root:
@@ -68,12 +68,19 @@ def airflow_stack(
             *,
             dags: Path,
             plugins: Path | None = None,
+            program: Path | None = None,
             options: Mapping[str, str] | None = None,
             schedulers: int = 1,
             workers: int = 0,
         ) -> Stack:
             folder = root / f"airflow{len(started)}"
-            more = {"options": dict(options or {}), "schedulers": schedulers, "workers": workers}
+            program = program or control_bin() / "airflow"
+            more = {
+                "program": str(program),
+                "options": dict(options or {}),
+                "schedulers": schedulers,
+                "workers": workers,
+            }
             stack = _build(folder, seaweed, mlflow_session, dags, plugins, more)
             started.append(stack)
             stack.airflow.start()
@@ -101,7 +108,6 @@ def _build(
     keys = {"login": seaweed.access_key, "password": seaweed.secret_key}
     place = {"endpoint_url": seaweed.endpoint_url, "region_name": "us-east-1"}
     settings = AirflowSettings(
-        program=str(control_bin() / "airflow"),
         dags=dags,
         secrets=AirflowSecrets("mxdist-test-password"),
         plugins=plugins,

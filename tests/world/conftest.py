@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from world.toy import dataset
 
 from mxdist import processes
 from mxdist.launch import JobClient, LocalLauncher, Submission
 from mxdist.launch.client import log_lines
 from mxdist.spec import TrainingJob, parse_job
 from mxdist.store import Attempt, JobRun, Result, open_store
+
+__all__ = ["dataset"]
 
 GENEROUS_S = 240.0
 """A bound against hanging for ever; nothing depends on how long things really take."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from world.conftest import Jobs, log_of, wait_until
 from world.hosts import CLUSTER, FIRST, SECOND, THIRD, across, agent, carrying, on_hosts
-from world.test_training import dataset, job_on  # noqa: F401  # a fixture
+from world.toy import job_on
 
 from mxdist import processes
 from mxdist.spec import JobState, TrainingJob

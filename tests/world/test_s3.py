@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from world.conftest import Jobs, log_of, wait_until
 from world.hosts import across, disk, on_hosts
-from world.test_training import job_on, staged
+from world.toy import job_on, staged
 
 from mxdist.launch import SECRET_NAMES, JobClient
 from mxdist.spec import JobState, Storage, TrainingJob

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from world.conftest import Jobs, log_of, wait_until
-from world.test_training import dataset, job_on  # noqa: F401  # a fixture
+from world.toy import job_on
 
 from mxdist import processes
 from mxdist.spec import JobState, TrainingJob

@@ -30,7 +30,6 @@ log = logging.getLogger("mxdist.supervisor")
 T = TypeVar("T")
 
 OUTCOME = "outcome.json"
-DRAIN_S = 60.0
 _PATIENCE_S = 3600.0
 
 
@@ -92,11 +91,12 @@ class Tracker:
 
     def close(self, outcome: Outcome, model: Path | None) -> TrackingOutcome | None:
         """Send what is left, close the run with its true state; None if tracking never worked."""
-        self._thread.join(DRAIN_S)
+        wait_s = self._job.tracking.wait_s
+        self._thread.join(wait_s)
         if self._forwarder is None:
             return None
         try:
-            return self._forwarder.close(outcome.state, cause=outcome.cause, model_dir=model, timeout_s=DRAIN_S)
+            return self._forwarder.close(outcome.state, cause=outcome.cause, model_dir=model, timeout_s=wait_s)
         except Exception as error:
             log.exception("tracking could not be closed; `mxdist reconcile` completes it later")
             self.trouble = f"tracking could not be closed: {error}"

@@ -163,6 +163,9 @@ class Tracking(Spec):
     parent: str | None = Field(None, description="Key of the parent run, shared by the stages of one chain.")
     registered_model: str | None = Field(None, description="Register the model under this name.")
     tags: dict[str, str] = Field(default_factory=dict, description="Extra tags.")
+    wait_s: float = Field(
+        60.0, ge=1, le=3600, description="How long a job that is through waits for MLflow, on its hosts, in seconds."
+    )
 
     @field_validator("registered_model")
     @classmethod

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-import venv
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,9 @@ from typing import Any
 
 import pytest
 
-REPOSITORY = Path(__file__).parents[3]
+from support.bare_control import bare_control, copy_of_plugins
+from support.places import REPOSITORY
+
 ALL_FILES = ("pyproject.toml", "README.md", "LICENSE")
 
 LOADED = """
@@ -71,25 +72,13 @@ class Home:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Python with all that this one has, but for mxdist, which may be installed here."""
-    folder = tmp_path_factory.mktemp("python")
-    venv.create(folder, symlinks=True, with_pip=False)
-    packages = next(folder.glob("lib/python3*/site-packages"))
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if "mxdist" not in entry.name and not (packages / entry.name).exists():
-            (packages / entry.name).symlink_to(entry)
-    return folder / "bin" / "python"
-
-
-def copy_plugins(target: Path) -> Path:
-    """Copy the plugins folder without what an earlier installation left in it, which Airflow would believe."""
-    shutil.copytree(REPOSITORY / "plugins", target, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
-    return target
+    return bare_control(tmp_path_factory.mktemp("python"), Path(sysconfig.get_path("purelib"))) / "python"
 
 
 @pytest.fixture(scope="module")
 def plugins(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The plugins folder of a checkout in which nothing was built."""
-    return copy_plugins(tmp_path_factory.mktemp("checkout") / "plugins")
+    return copy_of_plugins(tmp_path_factory.mktemp("checkout") / "plugins")
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +88,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ALL_FILES:
         if (REPOSITORY / name).exists():
             shutil.copy(REPOSITORY / name, source / name)
-    copy_plugins(source / "plugins")
+    copy_of_plugins(source / "plugins")
     build = "import setuptools.build_meta as build, sys; print(build.build_wheel(sys.argv[1]))"
     command = [sys.executable, "-c", build, str(target)]
     done = subprocess.run(command, cwd=source, env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
