@@ -101,7 +101,7 @@ def test_three_ready_nodes(site: Site, cluster_mlflow: Mlflow) -> None:
     assert (first["mlflow"], ["mlflow" in row for row in others]) == ("ok", [False, False])
     assert [entry.key for entry in site.runs.list("")] == []
     for node in site.three:
-        assert wait_until(lambda node=node: node.processes() == [], 60)
+        assert wait_until(lambda node=node: node.processes() == [], 60), node.processes()
         assert node.exec(["ls", "-A", WORKDIR]).stdout == ""
 
 

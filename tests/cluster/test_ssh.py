@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cluster.law import BOUND, Law, make_law
+from mlflow import MlflowClient
 
 from mxdist.errors import LaunchError
 from mxdist.launch import JobClient, Life
@@ -20,6 +21,7 @@ from mxdist.launch.ssh import SshLauncher
 from mxdist.spec import JobState, Storage, TrainingJob, parse_job
 from mxdist.ssh import SshAccess
 from mxdist.store import Attempt, Credentials, JobRun, Result, Store, open_store
+from stack.mlflow import Mlflow
 from stack.processes import wait_until
 from stack.seaweed import Seaweed
 from support.node import PYTHON, Node
@@ -156,6 +158,23 @@ def test_a_world_over_hosts_has_the_weights_of_one_process(site: Site, law: Law,
     taken = zip(site.nodes, slots, strict=False)
     assert seats == [(node.address, local) for node, count in taken for local in range(count)]
     assert wait_until(lambda: site.left() == [], 30), site.left()
+
+
+def test_a_tracked_world_over_hosts_is_one_run_with_every_loss(site: Site, law: Law, cluster_mlflow: Mlflow) -> None:
+    tracking = {"uri": cluster_mlflow.url, "experiment": "hosts"}
+    attempt = site.submit(site.job({**law.fields, "tracking": tracking}, ranks=2))
+    result = site.result(attempt)
+
+    assert result.state is JobState.SUCCEEDED, (result.cause, log_of(attempt))
+    assert result.tracking_complete, result.tracking_message
+    assert law.off(attempt, result) < BOUND
+    client = MlflowClient(cluster_mlflow.url)
+    experiment = client.get_experiment_by_name("hosts")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert (run.info.run_id, run.info.status) == (result.mlflow_run_id, "FINISHED")
+    losses = client.get_metric_history(run.info.run_id, "loss")
+    assert sorted(point.step for point in losses) == list(range(1, int(result.steps or 0) + 1))
 
 
 def test_a_second_submission_finds_the_first(site: Site) -> None:

@@ -44,6 +44,24 @@ def test_first_failing_rank_is_named(jobs: Jobs, act: str, code: int, words: str
     assert words in result.cause.message
 
 
+@pytest.mark.parametrize(
+    ("act", "kind", "retryable"),
+    [
+        pytest.param("hvd.alreduce", "user_error", False, id="typo"),
+        pytest.param("len(5)", "user_error", False, id="type"),
+        pytest.param("raise OSError('no route to host')", "rank_exit", True, id="outage"),
+        pytest.param("raise RuntimeError('TypeError: said somebody else')", "rank_exit", True, id="quoted"),
+    ],
+)
+def test_error_that_the_next_try_would_meet_again_is_not_worth_one(
+    jobs: Jobs, act: str, kind: str, retryable: bool
+) -> None:
+    _, result = jobs.run(TRAIN.format(act=act), ranks=2)
+
+    assert result.cause is not None
+    assert (result.cause.rank, result.cause.kind, result.cause.retryable) == (1, kind, retryable), result.cause
+
+
 def test_failure_without_horovod_ends_the_other_ranks(jobs: Jobs) -> None:
     script = """
         import os, time

@@ -22,6 +22,14 @@ _PEER_LOST = re.compile(
     rb"|gloo/transport|gloo::|Socket closed|Broken pipe"
 )
 _MISSING_RANKS = re.compile(rb"(\[\d+-\d+-\d+ \d+:\d+:\d+\.[^\n]*\n)?Missing ranks:\s*\n((?:\s*\d+!?: \[[^\n]*\n?)+)")
+_MISTAKE = re.compile(
+    r"(SyntaxError|IndentationError|TabError|NameError|UnboundLocalError|AttributeError|TypeError|NotImplementedError)\b"
+)
+"""Last words of Python that say the same on every try. ``ImportError`` does not: a share may have been away."""
+
+_UNCAUGHT = 1
+"""Python's exit code after an exception that nobody caught."""
+
 _KINDS = {"data", "user_error", "nonfinite", "rank_exit", "internal"}
 _SIGNAL_HINTS = {
     signal.SIGKILL: "the kernel does this when memory runs out",
@@ -130,6 +138,8 @@ def _meaning(first: Exit) -> tuple[str, str, bool]:
         return "nonfinite", f"{first.name} met a number that is not finite{told}", False
     if first.code == exit_codes.RETRY:
         return _kind(error, "rank_exit"), f"{first.name} failed{told}", True
+    if first.code == _UNCAUGHT and first.rank is not None and _MISTAKE.match(said) and not first.consequence:
+        return "user_error", f"{first.name} exited with code {first.code}{told}", False
     return "rank_exit", f"{first.name} exited with code {first.code}{told}", True
 
 

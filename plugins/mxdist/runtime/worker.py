@@ -105,7 +105,7 @@ class Worker:
         """The job, or None outside of one."""
         if self.world_dir is None:
             return None
-        return parse_job(json.loads((self.world_dir / "job.json").read_text(encoding="utf-8")))
+        return parse_job(json.loads((self.world_dir / "job.json").read_text(encoding="utf-8")), stored=True)
 
     @property
     def params(self) -> dict[str, Any]:

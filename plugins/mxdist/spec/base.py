@@ -17,6 +17,9 @@ from mxdist.errors import Problem, SpecError
 
 LABEL = r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$"
 """A name that every platform takes: lower case, digits and hyphens, at most 52 characters."""
+STORED = "stored"
+"""In the context of validators: whether the document is one that was accepted before."""
+
 _REPR = reprlib.Repr()
 _REPR.maxlevel, _REPR.maxstring, _REPR.maxother, _REPR.maxlong = 3, 80, 80, 80
 
@@ -46,13 +49,14 @@ class Spec(BaseModel):
         return {key: _value(value, kinds.get(key, set())) for key, value in document.items()}
 
     @classmethod
-    def parse(cls, document: object) -> Self:
+    def parse(cls, document: object, *, stored: bool = False) -> Self:
         """Return the spec that ``document`` (a mapping, as read from JSON or YAML) describes.
 
+        :param stored: it was accepted when it was written: what is only advice to its writer is not judged anew.
         :raises SpecError: with every wrong field, each by its path.
         """
         try:
-            return cls.model_validate(document)
+            return cls.model_validate(document, context={STORED: stored})
         except ValidationError as error:
             raise SpecError(cls.__name__, [_problem(cls, detail) for detail in error.errors()]) from None
 

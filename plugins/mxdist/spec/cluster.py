@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from mxdist.spec.base import Spec
+from mxdist.spec.base import STORED, Spec
 from mxdist.spec.hosts import MOST_HOSTS, Host, parse_inventory
 from mxdist.spec.platforms import Kubernetes, Slurm, Ssh
 
@@ -169,8 +169,9 @@ class Tracking(Spec):
 
     @field_validator("registered_model")
     @classmethod
-    def _can_be_registered(cls, name: str | None) -> str | None:
-        if name is not None and (problem := misnamed(name)):
+    def _can_be_registered(cls, name: str | None, info: ValidationInfo) -> str | None:
+        stored = info.context and info.context.get(STORED)  # then it is MLflow that says so, at the end
+        if name is not None and not stored and (problem := misnamed(name)):
             raise ValueError(problem)
         return name
 

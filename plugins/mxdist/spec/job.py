@@ -226,9 +226,10 @@ Job = Annotated[TrainingJob | EvaluationJob, Field(discriminator="kind")]
 _KINDS: dict[str, type[TrainingJob | EvaluationJob]] = {"training": TrainingJob, "evaluation": EvaluationJob}
 
 
-def parse_job(document: object) -> TrainingJob | EvaluationJob:
+def parse_job(document: object, *, stored: bool = False) -> TrainingJob | EvaluationJob:
     """Return the job that a JSON or YAML document describes; ``kind`` defaults to ``training``.
 
+    :param stored: it was accepted when it was written, perhaps by an earlier version.
     :raises SpecError: with every wrong field, each by its path.
     """
     if not isinstance(document, dict):
@@ -236,7 +237,7 @@ def parse_job(document: object) -> TrainingJob | EvaluationJob:
     kind = document.get("kind", "training")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise SpecError("The job", [Problem("kind", f"unknown kind {kind!r}; known are {', '.join(_KINDS)}")])
-    return _KINDS[kind].parse(document)
+    return _KINDS[kind].parse(document, stored=stored)
 
 
 def job_schema() -> dict[str, object]:

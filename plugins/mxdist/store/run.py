@@ -85,7 +85,7 @@ class Claim(_Document):
 
     def parsed(self) -> TrainingJob | EvaluationJob:
         """Return the job as a spec."""
-        return parse_job(self.job)
+        return parse_job(self.job, stored=True)
 
 
 @dataclass(frozen=True)

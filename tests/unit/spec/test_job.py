@@ -179,6 +179,13 @@ def test_a_model_that_mlflow_would_not_register_is_refused_before_it_is_trained(
         Tracking.parse({"registered_model": name})
 
 
+def test_stored_job_that_would_be_refused_today_can_still_be_read() -> None:
+    document = job(tracking={"registered_model": "team/digits"})
+    assert parse_job(document, stored=True).tracking.registered_model == "team/digits"
+    with pytest.raises(SpecError, match="registered_model"):
+        parse_job(document)
+
+
 def test_text_from_a_form_is_cast() -> None:
     parsed = TrainingJob.parse(
         job(
