@@ -404,7 +404,7 @@ def long(law: Law) -> dict[str, Any]:
     return {**law.fields, "epochs": _EPOCHS, "checkpoints": {"every_steps": 5}}
 
 
-_EPOCHS, _STEPS = 150, 1500
+_EPOCHS, _STEPS = 90, 900
 _undisturbed: list[dict[str, np.ndarray]] = []
 
 
