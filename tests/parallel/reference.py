@@ -185,7 +185,8 @@ def learning_rate(case: dict, step: int, total: int) -> float:
     """Return the rate of step ``step`` (from 1): warm-up, then cosine, or a cut every few steps."""
     base, warmup = case["learning_rate"], case["warmup_steps"]
     if step <= warmup:
-        return base * step / warmup
+        first = case.get("warmup_from", 0.0) * base
+        return first + (base - first) * step / warmup
     if case["decay"] == "cosine":
         return base * 0.5 * (1 + math.cos(math.pi * (step - 1 - warmup) / (total - 1 - warmup)))
     if case["decay"] == "step":

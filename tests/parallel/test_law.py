@@ -43,7 +43,8 @@ ADAM = {
 }
 PLAIN = {**SGD, "warmup_steps": 0, "decay": "constant"}
 SHARED = {"shared_memory_mb": 0}
-CASES = {"sgd": SGD, "adam": ADAM, "plain": PLAIN}
+SCALED_ADAM = {**ADAM, "warmup_from": 0.5}
+CASES = {"sgd": SGD, "adam": ADAM, "plain": PLAIN, "scaled_adam": SCALED_ADAM}
 CLIP_NORM = {"lenet": 1.5, "lenet_norm": 2.5}
 """Of the networks that need another one than 2 for ``check_that_faults_show``."""
 
@@ -211,6 +212,32 @@ def test_scaled_batch_and_rate_are_those_of_one_process(tmp_path: Path) -> None:
         "optimizer": {**law.optimizer(), "learning_rate": 0.05},
     }
     assert law.difference(ranks=2, **scaled) < BOUND
+
+
+@pytest.mark.layouts
+@pytest.mark.parametrize(
+    ("ranks", "parallelism"),
+    [
+        pytest.param(2, {}, id="two ranks"),
+        pytest.param(1, {"strategy": "devices", "devices": 2}, id="two devices"),
+        pytest.param(4, {"strategy": "hybrid", "inside": "pipeline", "across": "processes", "stages": 2,
+                         "micro_batches": 2}, id="two replicas of stages"),
+    ],
+)  # fmt: skip
+def test_scaled_rate_warms_up_from_the_base_rate(tmp_path: Path, ranks: int, parallelism: dict[str, Any]) -> None:
+    """Adam on an MLP, for one replica, on two; the cuts of the rate come as late as they did."""
+    law = make_law(tmp_path / "scaled", "scaled_adam", 73, network="mlp")
+    schedule = {"decay": "step", "step_size": 8, "factor": 0.5}
+    scaled = {
+        "model": {"name": "mlp", "params": {"hidden": 16}},
+        "batch_size": 4,
+        "scaling": {"policy": "scale_lr", "warmup_steps": 3},
+        "optimizer": {**law.optimizer(), "learning_rate": 0.0025, "schedule": schedule},
+        "parallelism": parallelism,
+    }
+    assert law.difference(ranks=ranks, **scaled) < BOUND
+    cold = {**scaled, "scaling": {"policy": "scale_lr"}}
+    assert law.difference(ranks=ranks, **cold) > 1000 * BOUND
 
 
 def test_unbroken_mutant_holds_the_law(law: Law) -> None:

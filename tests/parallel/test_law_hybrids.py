@@ -58,6 +58,7 @@ def test_replicas_of_stages_with_adam(mlp: Law) -> None:
         "gathered_from_another_stage",
         "clip_before_reduce",
         "stale_activation",
+        "wrong_weight_for_last_batch",
     ],
 )
 def test_each_seeded_fault_breaks_the_law(mlp: Law, mutation: str) -> None:

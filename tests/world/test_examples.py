@@ -80,6 +80,13 @@ def test_example_learns_the_digits(terminal: Terminal, digits: str, example: str
     check_learns(*run(terminal, example), OF_TEN)
 
 
+def test_an_example_that_learns_nothing_would_be_noticed(terminal: Terminal, digits: str) -> None:
+    (terminal.folder / "mnist.yaml").write_text(digits)
+    attempt, result = run(terminal, "simple_nn", "--set", "optimizer.learning_rate=1e-12", "--set", "epochs=2")
+    with pytest.raises(AssertionError):
+        check_learns(attempt, result, OF_TEN)
+
+
 def test_zoo_network_learns_and_is_fine_tuned(terminal: Terminal, digits: str) -> None:
     (terminal.folder / "mnist.yaml").write_text(digits)
     longer = ("--set", "epochs=12")  # 7 steps each: enough for the statistics of BatchNorm to settle
