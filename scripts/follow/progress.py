@@ -152,7 +152,7 @@ def order_of(tasks: list[dict[str, Any]]) -> list[str]:
 
 def reason_of(events: list[Any]) -> str:
     """Return the last error that a task's log names."""
-    found = "its log names no error"
+    found = "its log names no error; somebody may have marked it"
     for event in events:
         if not isinstance(event, dict):
             continue

@@ -102,12 +102,13 @@ class Loop(threading.Thread, ABC):
         return max(_FASTEST_S, min(_SLOWEST_S, (time.monotonic() - self._began) / 100))
 
     def _failed(self, error: Exception) -> None:
+        self._refused = isinstance(error, MxdistError) and not error.retryable
         if not self._failures:
             trace = not isinstance(error, MxdistError)
-            log.warning("%s: %s It is tried again until it works.", self._what, error, exc_info=trace)
+            then = "tried again, in case that is put right" if self._refused else "tried again until it works"
+            log.warning("%s: %s It is %s.", self._what, error, then, exc_info=trace)
         self._failures += 1
-        self.trouble = str(error) or type(error).__name__
-        self._refused = isinstance(error, MxdistError) and not error.retryable
+        self.trouble = " ".join(str(error).split()) or type(error).__name__
 
     def _worked(self) -> None:
         if self._failures:
