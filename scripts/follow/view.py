@@ -7,12 +7,21 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any
 
 from follow.progress import Snapshot, Stage
 from mxdist.store import State
 from steps import duration_text
 
-_BAR = 20
+_FULLEST_FIRST: tuple[tuple[int, dict[str, Any]], ...] = (
+    (20, {}),
+    (20, {"metrics": 1}),
+    (8, {"metrics": 1}),
+    (0, {"metrics": 1}),
+    (0, {"metrics": 1, "step": False}),
+)
+"""Columns of the bar, and what of a job is shown beside it."""
+
 _MARKS = {"success": "+", "failed": "x", "upstream_failed": "x", "running": ">", "deferred": ">", "up_for_retry": "~"}
 _WORDS = {"success": "done", "upstream_failed": "not started", "up_for_retry": "failed, will be tried again"}
 
@@ -27,14 +36,18 @@ def metrics_text(metrics: Mapping[str, float], limit: int = 3) -> str:
     return "  ".join(f"{name} {metrics[name]:.4g}" for name in chosen)
 
 
-def job_text(job: State) -> str:
-    """Return how far a job is."""
+def job_text(job: State, *, metrics: int = 3, step: bool = True) -> str:
+    """Return how far a job is.
+
+    :param metrics: at most so many of them.
+    :param step: also the step.
+    """
     parts = []
     if job.epochs:
         parts.append(f"epoch {max(1, job.epoch)}/{job.epochs}")  # 1 is the first; 0 means that none has begun
-    if job.steps:
+    if job.steps and step:
         parts.append(f"step {job.step}/{job.steps}")
-    parts.append(metrics_text(job.metrics))
+    parts.append(metrics_text(job.metrics, metrics))
     if job.samples_per_s:
         parts.append(f"{job.samples_per_s:.0f} samples/s")
     if job.eta_s is not None and job.step < job.steps:
@@ -44,10 +57,13 @@ def job_text(job: State) -> str:
     return "  ".join(part for part in parts if part) or job.state.value.lower()
 
 
-def stage_text(stage: Stage) -> str:
-    """Return one stage in words, without its name."""
+def stage_text(stage: Stage, **less: Any) -> str:
+    """Return one stage in words, without its name.
+
+    :param less: see ``job_text``.
+    """
     if stage.job is not None:
-        return job_text(stage.job)
+        return job_text(stage.job, **less)
     if stage.state in {None, "none", "scheduled", "queued"}:
         return "about to end" if stage.seconds else "waits"
     return f"{state_word(stage.state)}{_retry(stage)}"
@@ -78,6 +94,26 @@ def _doing(stage: Stage) -> str:
     return "is at work" if stage.active else "is about to begin"
 
 
+def _line(stage: Stage, width: int) -> str:
+    """Return one stage with all that fits: first the bar and further metrics go, then the step, never the loss."""
+    mark = _MARKS.get(str(stage.state), " ")
+    took = duration_text(stage.seconds) if stage.seconds else ""
+    head = f"  {mark} {stage.task_id:<10} {took:>10}  "
+    line = ""
+    for bar, less in _FULLEST_FIRST:
+        line = head + _bar(stage, bar) + stage_text(stage, **less)
+        if len(line) <= width:
+            break
+    return line
+
+
+def _bar(stage: Stage, length: int) -> str:
+    if stage.job is None or not stage.job.steps or not length:
+        return ""
+    filled = min(length, length * stage.job.step // stage.job.steps)
+    return f"[{'#' * filled}{'.' * (length - filled)}] "
+
+
 class View(ABC):
     """Shows snapshots."""
 
@@ -103,20 +139,11 @@ class Terminal(View):
     def show(self, snapshot: Snapshot) -> None:
         width = shutil.get_terminal_size().columns - 1
         head = f"  run {snapshot.state}{_why(snapshot)}, {duration_text(time.monotonic() - self.begin)}"
-        lines = [head, *(self._line(stage) for stage in snapshot.stages)]
+        lines = [head, *(_line(stage, width) for stage in snapshot.stages)]
         up = f"\033[{self._drawn}A" if self._drawn else ""
         sys.stdout.write(up + "".join(f"\r\033[K{line[:width]}\n" for line in lines))
         sys.stdout.flush()
         self._drawn = len(lines)
-
-    def _line(self, stage: Stage) -> str:
-        mark = _MARKS.get(str(stage.state), " ")
-        took = duration_text(stage.seconds) if stage.seconds else ""
-        bar = ""
-        if stage.job is not None and stage.job.steps:
-            filled = min(_BAR, _BAR * stage.job.step // stage.job.steps)
-            bar = f"[{'#' * filled}{'.' * (_BAR - filled)}] "
-        return f"  {mark} {stage.task_id:<12} {took:>12}  {bar}{stage_text(stage)}"
 
 
 class Plain(View):

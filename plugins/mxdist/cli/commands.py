@@ -58,6 +58,7 @@ def run(options: argparse.Namespace) -> int:
     """Start a job, or find it running, follow it to its end, and tell by the exit code how it ended."""
     job, client = _client(options)
     attempt: Attempt | None = None
+    follower: Follower | None = None
     try:
         attempt, how = _submit(options, job, client)
         print(f"mxdist: {attempt.claim.job_key} attempt {attempt.number} {how}", file=sys.stderr)
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print("mxdist: cancelling; once more Ctrl-C leaves the job to its supervisor", file=sys.stderr)
         attempt = attempt or _interrupted(options, job, client)
-        follower = Follower(client, attempt)
+        follower = follower or Follower(client, attempt)  # the same goes on: it knows what was printed
         result = client.cancel(attempt, by="cli", reason="Ctrl-C")
     follower.print_new()
     attempt.hand_over()
@@ -91,7 +92,9 @@ def status(options: argparse.Namespace) -> int:
     elif result is not None:
         print(describe_result(attempt, result))
     else:
-        age = f"heartbeat {time.time() - state.heartbeat:.0f} s ago" if state.heartbeat else "no heartbeat yet"
+        age = f"heartbeat {time.time() - state.heartbeat:.0f} s ago"
+        if not state.heartbeat:
+            age = f"no supervisor has begun yet, {time.time() - attempt.claim.submitted_at:.0f} s after its submission"
         print(f"{attempt.claim.job_key} attempt {attempt.number}: {describe_progress(state)} | {age}")
     return 0
 

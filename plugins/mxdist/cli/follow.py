@@ -33,6 +33,7 @@ class Follower:
     out: TextIO = field(default_factory=lambda: sys.stdout)
     progress: TextIO | None = field(default_factory=lambda: sys.stderr)
     _chunk: int = 0
+    _line: int = 0
     _told: str = ""
     _told_at: float = 0.0
     _ask_at: float = 0.0
@@ -66,8 +67,10 @@ class Follower:
         """Print the lines that are new; return whether there were any."""
         moved = False
         for number, lines in log_lines(self.attempt, after=self._chunk):
-            for _, line in lines:
-                print(line, file=self.out)
+            for place, line in lines:
+                if place > self._line:  # Ctrl-C may have come in the middle of a chunk
+                    print(line, file=self.out)
+                    self._line = place
             self._chunk, moved = number, True
         self.out.flush()
         return moved

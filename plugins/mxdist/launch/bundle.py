@@ -115,7 +115,8 @@ def _is_code(path: str) -> bool:
 
 def _user_files(field: str, main: Path) -> Iterator[tuple[str, bytes]]:
     if not main.is_file():
-        raise SpecError("The job", [Problem(field, f"there is no file {main}")])
+        problem = f"{main} is a folder; name the file in it" if main.is_dir() else f"there is no file {main}"
+        raise SpecError("The job", [Problem(field, problem)])
     yield f"{USER_FOLDER}/{main.name}", main.read_bytes()
     count, size_bytes = 0, 0
     for path in _walk(main.parent, _CODE | _CONFIG):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from enum import StrEnum
 
@@ -150,8 +151,8 @@ class Storage(Spec):
 
     @field_validator("endpoint_url")
     @classmethod
-    def _without_password(cls, url: str | None) -> str | None:
-        return _bare(url, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
+    def _is_an_address(cls, url: str | None, info: ValidationInfo) -> str | None:
+        return _address(url, "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY", info)
 
 
 class Tracking(Spec):
@@ -177,8 +178,8 @@ class Tracking(Spec):
 
     @field_validator("uri")
     @classmethod
-    def _without_password(cls, uri: str | None) -> str | None:
-        return _bare(uri, "MLFLOW_TRACKING_USERNAME and _PASSWORD")
+    def _is_an_address(cls, uri: str | None, info: ValidationInfo) -> str | None:
+        return _address(uri, "MLFLOW_TRACKING_USERNAME and _PASSWORD", info)
 
 
 def misnamed(registered_model: str) -> str:
@@ -190,8 +191,12 @@ def misnamed(registered_model: str) -> str:
     return ""
 
 
-def _bare(address: str | None, instead: str) -> str | None:
-    """Return an address as it is; one with a password would be kept and shown with the job."""
-    if address and "@" in address.partition("://")[2].partition("/")[0]:
+def _address(address: str | None, instead: str, info: ValidationInfo) -> str | None:
+    """Return an address as it is; one with a password or a token would be kept and shown with the job."""
+    if address is None or (info.context and info.context.get(STORED)):
+        return address
+    if "@" in (address.partition("://")[2] or address).partition("/")[0]:
         raise ValueError(f"carries a password; give it as {instead} instead")
+    if not re.fullmatch(r"https?://[^/?#\s]+(/[^?#\s]*)?", address):
+        raise ValueError("must be http://HOST[:PORT][/PATH] or https://..., and nothing after it")
     return address

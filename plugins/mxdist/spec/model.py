@@ -78,11 +78,14 @@ class Script(Spec):
     @classmethod
     def _can_be_an_environment(cls, env: dict[str, str]) -> dict[str, str]:
         wrong = [name for name, value in env.items() if not name or "=" in name or "\0" in name + value]
-        if wrong:
-            raise ValueError(f"names must not be empty or contain '=', nothing may contain NUL: {wrong}")
         ours = sorted(name for name in env if name.startswith(_OURS) and name not in _ONLY_WATCH)
+        problems = []
+        if wrong:
+            problems.append(f"names must not be empty or contain '=', nothing may contain NUL: {wrong}")
         if ours:
-            raise ValueError(f"mxdist sets these itself, so they cannot be given here: {', '.join(ours)}")
+            problems.append(f"mxdist sets these itself, so they cannot be given here: {', '.join(ours)}")
+        if problems:
+            raise ValueError("; ".join(problems))
         return env
 
 

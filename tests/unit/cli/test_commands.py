@@ -125,9 +125,10 @@ def test_control_c_cancels(shell: Shell) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "[0] started\n"
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate()
+    out, err = process.communicate()
 
     assert process.returncode == 130
+    assert "started" not in out, "what was printed is not printed again"
     assert "CANCELLED" in err
     assert "Traceback" not in err
     assert processes.find(shell.attempts()[0].claim.token) == []

@@ -88,6 +88,12 @@ def test_every_wrong_field_is_named_at_once() -> None:
             id="env-of-mxdist",
         ),
         pytest.param(
+            {"name": "a", "script": {"path": "t.py", "env": {"A=B": "x", "MXDIST_TOKEN": "x"}}},
+            "script.env",
+            "here: MXDIST_TOKEN",
+            id="env-wrong-in-two-ways",
+        ),
+        pytest.param(
             {"name": "a", "script": {"path": "t.py", "env": {"DMLC_ROLE": "server"}}},
             "script.env",
             "DMLC_ROLE",
@@ -170,6 +176,21 @@ def test_a_password_is_refused_and_not_repeated_in_the_error(spec: type[Spec], f
     with pytest.raises(SpecError, match="carries a password") as caught:
         spec.parse({field: "http://me:hunter2@host"})
     assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("spec", "field"), [(Tracking, "uri"), (Storage, "endpoint_url")])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "me:hunter2@host:5000", "host:5000", "nonsense", "file:///mlruns", "ftp://host", "http://", "http:///path",
+        "http://host/?token=hunter2", "http://host#hunter2", "http://a b", "//host",
+    ],
+)  # fmt: skip
+def test_an_address_is_one_of_a_server_and_nothing_else(spec: type[Spec], field: str, address: str) -> None:
+    with pytest.raises(SpecError, match=rf"{field}: (must be http://HOST|carries a password)") as caught:
+        spec.parse({field: address})
+    assert "hunter2" not in str(caught.value)
+    assert spec.parse({field: address}, stored=True).to_document()[field] == address
 
 
 @pytest.mark.parametrize(("name", "problem"), [("a/b", "has a / or a :"), ("a:b", "has a / or a :"), (" ", "is empty")])

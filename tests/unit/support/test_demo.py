@@ -15,12 +15,13 @@ import pytest
 
 from envs import horovod, host
 from envs.environments import Layout, control_environment
+from follow import view as live_view
 from follow.conf import demo_conf, params_of
 from follow.progress import Follower, Stage, order_of, reason_of
 from follow.summary import rows, table
 from follow.view import Plain, stage_text
 from mxdist.launch.client import job_key_for_airflow
-from mxdist.spec import TrainingJob
+from mxdist.spec import JobState, TrainingJob
 from mxdist.store import JobRun, State, open_store
 from stack.airflow_api import AirflowApi
 from steps import StepFailed, duration_text, run
@@ -104,6 +105,18 @@ def test_queued_run_says_which_run_it_waits_for(
     ]
 
 
+@pytest.mark.parametrize("columns", [80, 100, 130, 200])
+def test_a_line_of_the_live_view_never_loses_loss_rate_and_eta(columns: int) -> None:
+    metrics = {"loss": 0.12345, "validation_accuracy": 0.98765, "validation_loss": 0.23456}
+    job = State(
+        JobState.RUNNING, epoch=3, epochs=4, step=56, steps=112, metrics=metrics, samples_per_s=5432.1, eta_s=75.0
+    )
+    line = live_view._line(Stage("pretrain", "deferred", 83, 1, job=job), columns - 1)
+    assert len(line) < columns
+    assert re.search(r"pretrain .*epoch 3/4 .*loss 0.1235 .*5432 samples/s  ETA 75 s", line), line
+    assert ("step 56/112" in line, "[####" in line) == (columns > 80, columns > 80)
+
+
 def test_the_table_says_the_words_of_the_view() -> None:
     stages = [Stage("a", "success", 3, 1), Stage("b", "failed", 3, 1), Stage("c", "upstream_failed", 0, 0)]
     assert [row[1] for row in rows([*stages, Stage("d", None, 0, 0)], {})] == [
@@ -158,6 +171,12 @@ def test_parameters_of_the_demo_are_those_of_the_dag(monkeypatch: pytest.MonkeyP
         ("{seed: 1}", "is no JSON"),
         ("[1]", "must be a JSON object"),
         ('{"pretrain_epoch": 1}', "no parameter 'pretrain_epoch'; did you mean 'pretrain_epochs'?"),
+        (
+            '{"seed": "x", "margin": 5, "strategy": "zzz", "transfer_rate": 0, "world_size": true}',
+            'seed must be integer, not "x"; margin must be at most 1, not 5; strategy must be one of allreduce, '
+            'parameter_server, not "zzz"; transfer_rate must be more than 0, not 0; '
+            "world_size must be integer, not true",
+        ),
         ('{"zzz": 1}', "no parameter 'zzz'; it has .*seed"),
     ],
 )
