@@ -144,7 +144,7 @@ def test_not_a_number_names_the_rank_and_the_layer(sgd: Law) -> None:
 def test_stages_work_at_the_same_time(tmp_path: Path) -> None:
     """Both ranks write down when they were at work, by the clock of their machine."""
     told, steps = _recorded(tmp_path, "recorded")
-    assert _together(steps) >= 0.25
+    assert _together(steps) >= 0.15, "three times what stages that work in turn may reach"
     assert [max(_live(step) for step in rank) for rank in steps] == [2, 1]
     assert [told[f"pipeline_peak_activations_{stage}"] for stage in (0, 1)] == [2, 1]
 
@@ -157,14 +157,14 @@ def test_stages_that_work_in_turn_are_found(tmp_path: Path) -> None:
 def _recorded(folder: Path, mutation: str, **way: Any) -> tuple[dict[str, float], list[list[Any]]]:
     """Train two stages of about the same work; return what was told, and each rank's actions of each step."""
     small = jobs(folder, {"train": images(96, shape=(1, 32, 32))})
-    fields = {"batch_size": 48, "model": {"name": "mlp", "params": {"hidden": 1024, "layers": 5}}, "epochs": 2}
+    fields = {"batch_size": 48, "model": {"name": "mlp", "params": {"hidden": 1024, "layers": 5}}, "epochs": 8}
     parallelism = {**TWO, "world_size": 2, "micro_batches": 6} | way
     attempt = small.claim(small.job(**fields, parallelism=parallelism), "overlap")
     world = small.start(attempt, mutation=mutation)
     assert world.wait() == [0, 0], world.log()
     lines = [(world.folder / f"spans-{rank}.jsonl").read_text().splitlines() for rank in (0, 1)]
     steps = [[json.loads(line) for line in rank] for rank in lines]
-    assert [len(rank) for rank in steps] == [4, 4]
+    assert [len(rank) for rank in steps] == [16, 16]
     return {record.key: record.value for record in small.journal(attempt)}, steps
 
 
