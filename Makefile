@@ -5,10 +5,12 @@ CONTROL := .mxdist/control/bin
 NODE := .mxdist/node/bin
 NODE_MPI := .mxdist/node-mpi/bin
 PYTEST_OPTIONS ?=
+SEED ?= 0
+TRIALS ?= 12
 ROW ?= loop loop_pinned overhead pipeline kvstore scaling peer memory_resnet152 memory_bert_base
 
 .DEFAULT_GOAL := help
-.PHONY: demo stop clean environments environment-mpi check test test-layouts test-mpi test-cluster test-faults test-database test-system test-docker bench lock help
+.PHONY: demo stop clean environments environment-mpi check test test-layouts test-mpi test-cluster faults test-faults test-database test-system test-docker bench lock help
 
 demo: ## Build what is missing, start the services, retrain and promote a model (MXDIST_DEMO_CONF: DAG parameters)
 	@"$(PYTHON)" scripts/demo.py
@@ -46,6 +48,9 @@ test-cluster: environments environment-mpi ## Three nodes with networks, disks a
 
 test-faults: environments ## Kill things under a real Airflow
 	$(CONTROL)/python -m pytest tests/faults $(PYTEST_OPTIONS)
+
+faults: environments ## The kill matrix: trials of SEED, SEED+1, ... under a real Airflow (needs postgresql)
+	$(CONTROL)/python -m pytest tests/matrix --seed $(SEED) --trials $(TRIALS) $(PYTEST_OPTIONS)
 
 test-database: environments ## Airflow on PostgreSQL, two schedulers and Celery workers, killed (needs postgresql, redis-server)
 	$(CONTROL)/python -m pytest tests/database $(PYTEST_OPTIONS)

@@ -38,8 +38,10 @@ class Mlflow(Service):
         password: str | None = None,
         flask_secret: str | None = None,
         host: str = "127.0.0.1",
+        relay_port: int | None = None,
     ) -> None:
         self.host = host
+        self._relay_port = relay_port
         self.port = port or free_ports(1)[0]
         self.data = folder / "mlflow"
         self.artifacts = artifacts or str(self.data / "artifacts")
@@ -61,7 +63,8 @@ class Mlflow(Service):
 
     def command(self) -> Sequence[str]:
         # A host name other than these two gets 403 "Invalid Host header".
-        hosts = f"{self.host}:{self.port},localhost:{self.port}"
+        ports = [self.port, *([self._relay_port] if self._relay_port else [])]
+        hosts = ",".join(f"{name}:{port}" for port in ports for name in (self.host, "localhost"))
         where = ["--host", self.host, "--port", str(self.port), "--workers", "1", "--allowed-hosts", hosts]
         stores = ["--backend-store-uri", f"sqlite:///{self.data}/mlflow.db", "--artifacts-destination", self.artifacts]
         auth = [] if self.password is None else ["--app-name", "basic-auth"]

@@ -161,9 +161,9 @@ class Run:
         """Return the task instance."""
         return self.site.stack.airflow.api.tasks(self.dag_id, self.run_id)[self.task_id]
 
-    def log(self) -> list[str]:
-        """Return the messages of the log of the task's first try."""
-        path = f"{run_path(self.dag_id, self.run_id)}/taskInstances/{self.task_id}/logs/1"
+    def log(self, number: int = 1) -> list[str]:
+        """Return the messages of the log of one of the task's tries."""
+        path = f"{run_path(self.dag_id, self.run_id)}/taskInstances/{self.task_id}/logs/{number}"
         return [entry["event"] for entry in self.site.stack.airflow.api.get(path)["content"]]
 
     def link(self, name: str) -> str:

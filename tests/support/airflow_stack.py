@@ -59,7 +59,8 @@ def airflow_stack(
 
     ``plugins`` is a plugins folder, for an environment in which mxdist is not installed, and ``program`` is that
     environment's Airflow; ``options`` is more of Airflow's environment; ``schedulers`` and ``workers`` (of Celery) are
-    how many. Starting takes most of a minute: make one for a module. All end with the test run.
+    how many; ``mlflow`` is another server than that of the test run, ``s3_url`` and ``mlflow_url`` are relays in front
+    of the two. Starting takes most of a minute: make one for a module. All end with the test run.
     """
     started: list[Stack] = []
     with guarded(tmp_path_factory.mktemp("airflow")) as root:
@@ -72,6 +73,9 @@ def airflow_stack(
             options: Mapping[str, str] | None = None,
             schedulers: int = 1,
             workers: int = 0,
+            mlflow: Mlflow | None = None,
+            s3_url: str | None = None,
+            mlflow_url: str | None = None,
         ) -> Stack:
             folder = root / f"airflow{len(started)}"
             program = program or control_bin() / "airflow"
@@ -81,7 +85,9 @@ def airflow_stack(
                 "schedulers": schedulers,
                 "workers": workers,
             }
-            stack = _build(folder, seaweed, mlflow_session, dags, plugins, more)
+            mlflow = mlflow or mlflow_session
+            urls = (s3_url or seaweed.endpoint_url, mlflow_url or mlflow.url)
+            stack = _build(folder, seaweed, mlflow, urls, dags, plugins, more)
             started.append(stack)
             stack.airflow.start()
             return stack
@@ -92,7 +98,13 @@ def airflow_stack(
 
 
 def _build(
-    folder: Path, seaweed: Seaweed, mlflow: Mlflow, dags: Path, plugins: Path | None, more: dict[str, Any]
+    folder: Path,
+    seaweed: Seaweed,
+    mlflow: Mlflow,
+    urls: tuple[str, str],
+    dags: Path,
+    plugins: Path | None,
+    more: dict[str, Any],
 ) -> Stack:
     if not seaweed.alive():
         seaweed.start()
@@ -106,7 +118,7 @@ def _build(
         "aws_conn_id": "aws_default",
     }
     keys = {"login": seaweed.access_key, "password": seaweed.secret_key}
-    place = {"endpoint_url": seaweed.endpoint_url, "region_name": "us-east-1"}
+    place = {"endpoint_url": urls[0], "region_name": "us-east-1"}
     settings = AirflowSettings(
         dags=dags,
         secrets=AirflowSecrets("mxdist-test-password"),
@@ -114,7 +126,7 @@ def _build(
         connections={
             "mxdist_default": {"conn_type": "mxdist", "extra": extra},
             "aws_default": {"conn_type": "aws", **keys, "extra": place},
-            "mxdist_mlflow": {"conn_type": "mxdist_mlflow", "host": mlflow.url},
+            "mxdist_mlflow": {"conn_type": "mxdist_mlflow", "host": urls[1]},
         },
         **{**more, "options": {"AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False", **more["options"]}},
     )

@@ -7,11 +7,13 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowNotFoundException
 
+from mxdist.barriers import reach
 from mxdist.errors import LaunchError, MxdistError, SpecError, StoreError, TrackingError
 from mxdist.hooks.cluster import ClusterHook
 from mxdist.hooks.mlflow import MlflowHook
@@ -41,6 +43,20 @@ UNUSABLE = (SpecError, AirflowNotFoundException)
 _LACKS = "MLflow lacks some of this run (`mxdist reconcile` completes it): %s"
 _KILL_WAIT_S = 4.0  # Airflow kills the process 5 s after it asked
 _KILL_POLL_S = 0.2
+
+
+@dataclass(frozen=True)
+class _Current:
+    """What a task is about to submit.
+
+    :param life: tells a retry of the task from a clear.
+    :param task: the task instance.
+    """
+
+    runs_uri: str
+    job_key: str
+    life: str
+    task: Any
 
 
 class JobOperator(BaseOperator):
@@ -107,7 +123,8 @@ class JobOperator(BaseOperator):
         self.tags = tags
         self.poll_s = poll_s
         self.check_conf = check_conf
-        self._current: tuple[str, str, str] | None = None
+        self._current: _Current | None = None
+        self._killing: threading.Thread | None = None
         self._killed = threading.Event()
 
     @abstractmethod
@@ -174,13 +191,17 @@ class JobOperator(BaseOperator):
             self._wait(context, attempt, hook.settings.runs_uri, chunk=event["chunk"], line=event["line"])
 
     def on_kill(self) -> None:
-        """End the job: the task was killed while it submitted. Airflow gives this a few seconds."""
-        self._killed.set()
-        if self._current is not None:
-            # Not in this thread: the signal may have come while it held a lock of the S3 client.
-            work = threading.Thread(target=self._cancel_current, args=self._current, daemon=True)
-            work.start()
-            work.join(_KILL_WAIT_S)
+        """End the job if somebody ended the task while it submitted. Airflow gives this a few seconds.
+
+        A worker that is shut down ends its tasks in the same way, as does one that was silent for too long. Then the
+        next try goes on with the job.
+        """
+        if self._current is None or self._killing is not None:
+            return
+        # Not in this thread: the signal may have come while it held a lock, of the S3 client or of Airflow's.
+        self._killing = threading.Thread(target=self._end_unless_wanted, args=(self._current,), daemon=True)
+        self._killing.start()
+        self._killing.join(_KILL_WAIT_S)
 
     def job_fields(self, context: Context) -> dict[str, Any]:
         """Return what every kind of job has, as a document to parse."""
@@ -222,7 +243,7 @@ class JobOperator(BaseOperator):
             "job_key": key,
             "parent": parent_of(context),
         }
-        self._current = (hook.settings.runs_uri, key, life_of(context))
+        self._current = _Current(hook.settings.runs_uri, key, life_of(context), context["ti"])
         context["ti"].xcom_push(key=JOB_PLACE, value=place)
         context["task_state_store"].set(JOB_PLACE, place)  # stays through retries and clears, when Airflow drops XComs
 
@@ -248,16 +269,24 @@ class JobOperator(BaseOperator):
             latest.hand_over()
 
     def _stop_if_killed(self, client: JobClient, attempt: Attempt) -> None:
+        if self._killing is not None:
+            self._killing.join(_KILL_WAIT_S)
         if self._killed.is_set():
             client.cancel(attempt, by="user", reason="the task was ended in Airflow", wait_s=_KILL_WAIT_S)
 
-    def _cancel_current(self, runs_uri: str, key: str, life: str) -> None:
-        """Cancel what this task submitted; the thread that submits may be about to claim it."""
-        client = ClusterHook(self.mxdist_conn_id).job_client(runs_uri)
+    def _end_unless_wanted(self, current: _Current) -> None:
+        """Cancel what this task submitted, if it is over; the thread that submits may be about to claim it."""
+        from mxdist.triggers.asking import ended_by_somebody
+
+        if not ended_by_somebody(current.task):
+            self.log.info("This worker is being ended, and not the task: the next try goes on with its job.")
+            return
+        self._killed.set()
+        client = ClusterHook(self.mxdist_conn_id).job_client(current.runs_uri)
         give_up = time.monotonic() + _KILL_WAIT_S
         while time.monotonic() < give_up:
-            attempt = JobRun(client.runs, key).latest()
-            if attempt is not None and attempt.claim.source.get(LIFE) == life:
+            attempt = JobRun(client.runs, current.job_key).latest()
+            if attempt is not None and attempt.claim.source.get(LIFE) == current.life:
                 if attempt.result() is None:
                     client.cancel(attempt, by="user", reason="the task was ended in Airflow", wait_s=_KILL_WAIT_S)
                 return
@@ -276,6 +305,7 @@ class JobOperator(BaseOperator):
         result = attempt.result()
         if result is None:
             raise LaunchError(f"Job {attempt.claim.job_key}, attempt {attempt.number} has no result yet.")
+        reach(attempt.claim.job_key, "hand-over")
         self.push_links(context, result.mlflow_run_url)
         if result.state.value != "SUCCEEDED":
             self._record_the_end(attempt, result)

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mxdist.barriers import reach
 from mxdist.errors import CheckpointError, NotFound
 from mxdist.spec import TrainingJob
 from mxdist.store import Attempt
@@ -84,6 +85,7 @@ class Checkpoints:
         files = {_ARRAYS: pack(arrays), _STATE: encode(dict(values))}
         for name, data in files.items():
             self._store.write(f"{folder}/{name}", data)
+        reach(self._attempt.claim.job_key, f"checkpoint-{step}-written")
         self._attempt.check_fence()
         published = self._store.create_json(
             numbered(_INDEX, step),

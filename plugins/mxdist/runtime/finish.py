@@ -142,15 +142,22 @@ class Finisher:
         :raises Fenced: a newer attempt owns the job.
         :raises StoreError: the run store did not answer for an hour, or until this process was told to end.
         """
-        self.patiently(self._attempt.check_fence)
         exported = Path(outcome.model_dir) if outcome.model_dir else None
         wrapped = self._wrap(exported)
+        self._may_still_write("model")
         digest = self._publish(wrapped or exported)
+        self._may_still_write("mlflow")
         tracked = self._tracker.close(outcome, wrapped)
-        reach(self._attempt.claim.job_key, "supervisor-before-result")
-        self.patiently(self._attempt.check_fence)
+        self._may_still_write("result")
         result = self._result(outcome, digest, tracked)
-        return self.patiently(lambda: self._attempt.finish(result))
+        counts = self.patiently(lambda: self._attempt.finish(result))
+        reach(self._attempt.claim.job_key, "supervisor-after-result")
+        return counts
+
+    def _may_still_write(self, what: str) -> None:
+        """Make sure, before each step of the end, that no newer attempt owns the job: each may take minutes."""
+        reach(self._attempt.claim.job_key, f"supervisor-before-{what}")
+        self.patiently(self._attempt.check_fence)
 
     def patiently(self, act: Callable[[], T]) -> T:
         """Do something with the run store, over and over while that does not answer."""

@@ -102,6 +102,7 @@ class Trainer:
 
     def _begin(self) -> None:
         """Go on from the newest checkpoint, else from the initial weights; the same bits on all ranks."""
+        reach(self._worker.job_key, f"starting-rank-{self._group.rank}")
         saved: list[Saved] = []
         with self._worker.busy(0):
             document = self._group.share(lambda: self._restore(saved))
@@ -164,6 +165,7 @@ class Trainer:
             at.step += 1
             at.offset += batch.total
             self._worker.beat(at.step)
+            reach(self._worker.job_key, f"step-{at.step}-rank-{self._group.rank}")
             last = at.offset >= len(self.setup.train)
             save = self._saves_at(at.step) and not last
             if self._exchange.due or save or last:

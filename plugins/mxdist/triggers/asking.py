@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mxdist.store import Store
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_GOES_ON = {"running", "deferred", "up_for_retry", "up_for_reschedule", "scheduled", "queued"}
 _UNSEEN_S = 3600.0  # from the turn of another Airflow's task to its submission
 
 
@@ -28,6 +29,21 @@ def task_state(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | 
     name = task_id if map_index < 0 else f"{task_id}_{map_index}"
     state = states.get(run_id, {}).get(name)
     return None if state is None else _text(state)
+
+
+def ended_by_somebody(task: Any) -> bool:
+    """Return whether a task instance is over, or was cleared; not if it only lost, or is about to lose, its worker.
+
+    If Airflow does not answer, it is not: whoever marks a task also reaches its job by other ways (``listeners.py``
+    and ``ReconcileJobsOperator``), and a job that is ended for nothing has lost hours.
+    """
+    map_index = -1 if task.map_index is None else task.map_index
+    try:
+        state = task_state(task.dag_id, task.run_id, task.task_id, map_index)
+    except Exception as error:  # of any kind: what tells it may just be ending
+        log.warning("Cannot ask for the task's state: %s", str(error) or type(error).__name__)
+        return False
+    return state not in _GOES_ON
 
 
 def run_state(dag_id: str, run_id: str) -> str | None:

@@ -8,7 +8,11 @@ from airflow.sdk import DAG, Param
 
 from mxdist.operators.train import DistributedTrainOperator
 
-PARAMS = {"dataset": Param({}, type="object"), "deadline_s": Param(None, type=["number", "null"])}
+PARAMS = {
+    "dataset": Param({}, type="object"),
+    "deadline_s": Param(None, type=["number", "null"]),
+    "stall_timeout_s": Param(3600.0, type="number"),
+}
 
 for dag_id, registered in (("train", None), ("doomed", None), ("abandoned", None), ("registered", "squares")):
     with DAG(dag_id, schedule=None, params=PARAMS, render_template_as_native_obj=True):
@@ -21,7 +25,11 @@ for dag_id, registered in (("train", None), ("doomed", None), ("abandoned", None
             world_size=2,
             learning_rate=0.05,
             # Ranks that a test holds must not be restarted: a cancel that was missed shall show as what it is.
-            limits={"grace_s": 2, "deadline_s": "{{ params.deadline_s }}", "stall_timeout_s": 3600},
+            limits={
+                "grace_s": 2,
+                "deadline_s": "{{ params.deadline_s }}",
+                "stall_timeout_s": "{{ params.stall_timeout_s }}",
+            },
             cluster={"pin_cores": False, "threads_per_rank": 1},
             registered_model=registered,
             poll_s=0.5,

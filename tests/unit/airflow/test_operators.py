@@ -256,22 +256,50 @@ def test_huge_results_stay_small_in_xcom(make: Callable[..., Any], latest: Calla
     assert len(json.dumps(result)) < 48_000
 
 
-def test_kill_while_submitting_ends_the_job(
-    make: Callable[..., Any], platform: Pretender, latest: Callable[[], Attempt], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    operator = make()
+def _killed_while_starting(operator: Any, state: str | Exception | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Submit; while the job is started the task gets its SIGTERM, and Airflow says ``state`` of it."""
     real = Pretender.start
 
     def interrupted(self: Pretender, *args: Any, **kwargs: Any) -> bool:
         operator.on_kill()
         return real(self, *args, **kwargs)
 
+    def told(*_: object) -> str | None:
+        if isinstance(state, Exception):
+            raise state
+        return state
+
     monkeypatch.setattr(Pretender, "start", interrupted)
+    monkeypatch.setattr("mxdist.triggers.asking.task_state", told)
     deferred(operator, context_of(operator))
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "restarting", None])
+def test_kill_of_a_task_that_was_ended_while_submitting_ends_the_job(
+    state: str | None,
+    make: Callable[..., Any],
+    platform: Pretender,
+    latest: Callable[[], Attempt],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _killed_while_starting(make(), state, monkeypatch)
     result = latest().result()
     assert result is not None
     assert result.state is JobState.CANCELLED
     assert platform.alive == set()
+
+
+@pytest.mark.parametrize("state", ["running", "up_for_retry", "queued", OSError("the worker is ending")])
+def test_job_outlives_a_worker_that_is_shut_down(
+    state: str | Exception,
+    make: Callable[..., Any],
+    platform: Pretender,
+    latest: Callable[[], Attempt],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _killed_while_starting(make(), state, monkeypatch)
+    assert latest().cancel_intent() is None
+    assert platform.alive != set()
 
 
 def test_kill_before_anything_was_submitted_does_nothing(make: Callable[..., Any], platform: Pretender) -> None:
