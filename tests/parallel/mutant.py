@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from mxdist.runtime import batches, loop, network, normalisation, rank, step, up
 from mxdist.runtime.parallel import AllReduce, Group, layout, links, pipeline, runner, servers, shared
 
 RANK = int(os.environ["HOROVOD_RANK"])
+_SLOW_S = 0.25
 
 
 def nothing() -> None:
@@ -255,6 +257,33 @@ def in_turn() -> None:
     runner.divide = lambda rows, parts: layout.divide(rows, 1)
 
 
+def slow_computing_on_rank_1() -> None:
+    """Break nothing; one rank's device is slower than the others'."""
+    backward = layout.Whole.backward
+
+    def slowly(self: layout.Whole, batch: Any) -> Any:
+        loss = backward(self, batch)
+        if RANK == 1:
+            mx.nd.waitall()
+            time.sleep(_SLOW_S)
+        return loss
+
+    layout.Whole.backward = slowly
+
+
+def slow_data_on_rank_1() -> None:
+    """Break nothing; one rank's data come slowly."""
+    batches_ = batches.Feed.batches
+
+    def slowly(self: batches.Feed, *arguments: Any) -> Any:
+        for batch in batches_(self, *arguments):
+            if RANK == 1:
+                time.sleep(_SLOW_S)
+            yield batch
+
+    batches.Feed.batches = slowly
+
+
 def unchecked() -> None:
     """Believe that all ranks hold the same parameters."""
     Group.check_equal = lambda self, arrays, where: ""
@@ -288,6 +317,8 @@ MUTATIONS: dict[str, Callable[[], None]] = {
         gathered_from_another_stage,
         recorded,
         in_turn,
+        slow_computing_on_rank_1,
+        slow_data_on_rank_1,
         unchecked,
     )
 }

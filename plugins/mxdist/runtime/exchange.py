@@ -1,7 +1,8 @@
 """What ranks tell each other now and then instead of waiting for each other at every step.
 
 Losses stay on the device. Every ``k`` steps, one small float64 vector is summed over all ranks: the losses of these
-steps, whether and where something was not finite, whether somebody was asked to stop, and how long the next stretch is.
+steps, whether and where something was not finite, whether somebody was asked to stop, how long the next stretch is, and
+what a step of each rank spends its time on.
 Rank 0 chooses ``k`` so that a stretch takes about 0.7 s.
 """
 
@@ -15,13 +16,14 @@ import mxnet as mx
 import numpy as np
 
 from mxdist.errors import NonFiniteError
+from mxdist.runtime.laps import KINDS, Laps
 from mxdist.runtime.parallel.base import Float64, Group
 from mxdist.runtime.step import Trace
 
 STRETCH_S = 0.7
 _LONGEST = 500
 _AHEAD = 8  # steps that Python may be ahead of the device
-_SLOTS = 4  # numbers that each rank tells about itself
+_SLOTS = 4 + len(KINDS)  # numbers that each rank tells about itself
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Report:
     :param examples: how many these were.
     :param stop: somebody was asked to stop.
     :param seconds: since the exchange before.
+    :param times: of a step of each rank, shape (ranks, ``KINDS``), in seconds.
     """
 
     losses: dict[int, float]
@@ -41,17 +44,20 @@ class Report:
     learning_rate: float
     stop: bool
     seconds: float
+    times: Float64
 
 
 class Exchange:
     """Gathers traces of steps, and exchanges them when it is time.
 
     :param names: of the trained parameters, in the order of the layers.
+    :param laps: this rank's watch.
     :param hint: what may help when something is not finite.
     """
 
-    def __init__(self, group: Group, names: list[str], hint: str = "") -> None:
+    def __init__(self, group: Group, names: list[str], laps: Laps, hint: str = "") -> None:
         self._group = group
+        self._laps = laps
         self._hint = hint
         self._names = names
         self._stretch = 1
@@ -90,7 +96,8 @@ class Exchange:
         step, layer = self._first_bad(losses)
         seconds = time.monotonic() - self._since
         table = np.zeros((self._group.size, _SLOTS))
-        table[self._group.rank] = (step, layer, float(stop), self._next(seconds) if self._group.rank == 0 else 0)
+        next_ = self._next(seconds) if self._group.rank == 0 else 0
+        table[self._group.rank] = (step, layer, float(stop), next_, *self._laps.take())
         # A sum over ranks must not spread one rank's NaN over what the others tell.
         sent = np.concatenate([np.where(np.isfinite(losses), losses, 0.0), table.ravel()])
         received = self._group.total(sent)
@@ -98,14 +105,14 @@ class Exchange:
         self._raise_bad(table)
         self._stretch = int(table[0, 3])
         self._since = time.monotonic()
-        return self._report(sums, bool(table[:, 2].any()), seconds)
+        return self._report(sums, bool(table[:, 2].any()), seconds, table[:, 4:])
 
-    def _report(self, sums: Float64, stop: bool, seconds: float) -> Report:
+    def _report(self, sums: Float64, stop: bool, seconds: float, times: Float64) -> Report:
         means = {step: float(value) / trace.total for (step, trace), value in zip(self._traces, sums, strict=True)}
         examples = sum(trace.total for _, trace in self._traces)
         learning_rate = self._traces[-1][1].learning_rate if self._traces else 0.0
         self._traces = []
-        return Report(means, float(sums.sum()), examples, learning_rate, stop, seconds)
+        return Report(means, float(sums.sum()), examples, learning_rate, stop, seconds, times)
 
     def _next(self, seconds: float) -> int:
         """Return how many steps the next stretch has; it grows at most fourfold, since first steps are slow."""

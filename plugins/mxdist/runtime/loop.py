@@ -23,6 +23,7 @@ from mxdist.runtime.batches import Feed, order
 from mxdist.runtime.checkpoint import Checkpoints, Saved
 from mxdist.runtime.evaluate import score
 from mxdist.runtime.exchange import Exchange, Report
+from mxdist.runtime.laps import Laps, Stragglers
 from mxdist.runtime.parallel import Group, join, layouts
 from mxdist.runtime.parallel.servers import Store
 from mxdist.runtime.position import Position
@@ -72,8 +73,11 @@ class Trainer:
         self.setup = setup.build(job, worker, group)
         self.at = Position()
         self._layout = layouts.choose(job, self.setup, group, worker)
-        self._step = Step(self._layout)
-        self._exchange = Exchange(group, self._layout.names, self._layout.hint)
+        alike = group.size > 1 and self._layout.data_size == group.size  # they meet at the sum, and nowhere else
+        self._laps = Laps(active=alike)
+        self._stragglers = Stragglers(self._host_of) if alike and group.rank == 0 else None
+        self._step = Step(self._layout, self._laps)
+        self._exchange = Exchange(group, self._layout.names, self._laps, self._layout.hint)
         self._saver: Saver | None = None
         self._checkpoints: Checkpoints | None = None
         if group.rank == 0 and worker.attempt is not None:
@@ -158,7 +162,7 @@ class Trainer:
         job, at = self._job, self.at
         rows = order(len(self.setup.train), seed=job.seed, epoch=at.epoch, shuffle=job.shuffle)
         stop = False
-        for batch in self._feed.batches(rows, at.offset // job.batch_size):
+        for batch in self._laps.waiting(self._feed.batches(rows, at.offset // job.batch_size)):
             if self.setup.random:
                 network.reseed(job.seed, self._group.rank, at.step)
             self._exchange.add(at.step + 1, self._step.make(batch, at.step + 1))
@@ -185,6 +189,8 @@ class Trainer:
         self.at.loss_sum += report.loss_sum
         self.at.examples += report.examples
         self.at.seconds += report.seconds
+        if self._stragglers is not None:
+            self._stragglers.look(report.times)
         self._record(report)
         return report.stop
 
@@ -218,7 +224,8 @@ class Trainer:
         metrics = {"train_loss": at.loss_sum / at.offset, **self._validate(), **self._layout.figures()}
         at.metrics |= metrics
         at.epoch, at.offset, at.loss_sum = done, 0, 0.0
-        self._worker.log_metrics(metrics, step=at.step, epoch=done)
+        times = self._stragglers.figures() if self._stragglers is not None else {}
+        self._worker.log_metrics(metrics | times, step=at.step, epoch=done)
         log.info("epoch %d of %d: %s", done, self._job.epochs, ", ".join(f"{k} {v:.5g}" for k, v in metrics.items()))
         self._tell()
         over = done == self._job.epochs
@@ -238,6 +245,14 @@ class Trainer:
             beat=lambda: self._worker.beat(self.at.step),
         )  # fmt: skip
         return {f"validation_{name}": value for name, value in sums.items()}
+
+    def _host_of(self, rank: int) -> str:
+        """Return the name of a rank's host, as the supervisor has told the run store."""
+        try:
+            ranks = self._worker.attempt.read_state().ranks if self._worker.attempt is not None else []
+            return str(ranks[rank]["host"])
+        except (StoreError, LookupError):
+            return "a host that nobody can name now"
 
     def _save(self) -> None:
         """Hand a snapshot to the saver, once it is known to be sound."""

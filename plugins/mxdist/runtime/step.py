@@ -10,6 +10,7 @@ import mxnet as mx
 from mxdist.errors import Problem, SpecError
 from mxdist.runtime import network
 from mxdist.runtime.batches import Batch
+from mxdist.runtime.laps import Laps
 from mxdist.runtime.parallel.layout import Layout
 
 
@@ -29,20 +30,23 @@ class Trace:
 
 
 class Step:
-    """Makes optimizer steps; never waits for the device.
+    """Makes optimizer steps; waits for the device only where one is timed.
 
     :param layout: how this rank computes its part of the gradient, and meets the others.
+    :param laps: this rank's watch.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self._layout = layout
+    def __init__(self, layout: Layout, laps: Laps) -> None:
+        self._layout, self._laps = layout, laps
         self._checked = False
 
     def make(self, batch: Batch, number: int) -> Trace:
         """Make optimizer step ``number`` (from 1) on this rank's share of the batch."""
         loss = self._first_backward(batch) if batch.rows and not self._checked else self._layout.backward(batch)
         squares = None if loss is None else self._layout.squares()
+        self._laps.computed()
         self._layout.reduce()
+        self._laps.summed()
         learning_rate = self._layout.update(number)
         return Trace(loss, squares, batch.rows, batch.total, learning_rate)
 

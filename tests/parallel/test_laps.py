@@ -1,0 +1,38 @@
+"""The rank that holds up the others is named, with what it spends its time on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from parallel.worlds import images, jobs
+
+SLOW_S = 0.25
+
+
+@pytest.mark.parametrize(
+    ("mutation", "kind"), [("slow_computing_on_rank_1", "compute_s"), ("slow_data_on_rank_1", "data_wait_s")]
+)
+def test_slow_rank_is_named(tmp_path: Path, mutation: str, kind: str) -> None:
+    small = jobs(tmp_path, {"train": images(64)})
+    attempt = small.claim(small.job(epochs=2, batch_size=8, parallelism={"world_size": 2}), "slow")
+    world = small.start(attempt, mutation=mutation)
+    assert world.wait() == [0, 0], world.log()
+    told = {record.key: record.value for record in small.journal(attempt)}
+    assert told["slowest_rank"] == 1
+    assert told[f"rank_1_{kind}"] >= SLOW_S
+    assert told["rank_0_allreduce_wait_s"] > told["rank_1_allreduce_wait_s"], "who is fast waits"
+    other = {"compute_s": "data_wait_s", "data_wait_s": "compute_s"}[kind]
+    assert told[f"rank_1_{kind}"] > 2 * told[f"rank_1_{other}"]
+    assert "rank 1 on" in world.log(0)
+    assert "holds up the others" in world.log(0)
+
+
+def test_one_rank_and_stages_have_no_such_times(tmp_path: Path) -> None:
+    """A rank alone waits for nobody, and stages wait for each other within their computing."""
+    small = jobs(tmp_path, {"train": images(16)})
+    stages = {"strategy": "pipeline", "across": "processes", "stages": 2, "micro_batches": 2, "world_size": 2}
+    for name, parallelism in (("alone", {}), ("stages", stages)):
+        attempt = small.claim(small.job(epochs=1, batch_size=8, parallelism=parallelism), name)
+        assert set(small.start(attempt).wait()) == {0}
+        assert "slowest_rank" not in {record.key for record in small.journal(attempt)}
