@@ -7,7 +7,7 @@ NODE_MPI := .mxdist/node-mpi/bin
 PYTEST_OPTIONS ?=
 SEED ?= 0
 TRIALS ?= 12
-ROW ?= loop loop_pinned overhead pipeline kvstore scaling peer memory_resnet152 memory_bert_base
+ROW ?= loop loop_pinned overhead pipeline kvstore scaling peer recover memory_resnet152 memory_bert_base
 
 .DEFAULT_GOAL := help
 .PHONY: demo stop clean environments environment-mpi check test test-layouts test-mpi test-cluster faults test-faults test-database test-system test-docker bench lock help

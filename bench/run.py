@@ -175,6 +175,9 @@ def make_bench_environment() -> None:
 
 
 GOALS = {"scaling": 1.15, "peer": 1.1}
+PROGRAMS = ("ssh_start", "recover")
+"""Rows that are programs of their own."""
+
 MEMORY = {"memory_resnet152": "resnet152", "memory_bert_base": "bert_base"}
 
 
@@ -256,11 +259,11 @@ ROWS = ["loop", "loop_pinned", "overhead", "pipeline", "kvstore", "scaling", "pe
 def main() -> int:
     """Measure one row."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("row", choices=[*ROWS, *MEMORY, "ssh_start"])
+    parser.add_argument("row", choices=[*ROWS, *MEMORY, *PROGRAMS])
     parser.add_argument("--pairs", type=int, default=5)
     options = parser.parse_args()
-    if options.row == "ssh_start":
-        script = [str(CONTROL / "python"), str(HERE / "ssh_start.py"), "--pairs", str(options.pairs)]
+    if options.row in PROGRAMS:
+        script = [str(CONTROL / "python"), str(HERE / f"{options.row}.py"), "--pairs", str(options.pairs)]
         return subprocess.run(script, check=False).returncode
     if options.row in MEMORY:
         return 0 if measure_memory(options.row) else 1
