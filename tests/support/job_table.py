@@ -56,6 +56,9 @@ def _rows(schema: Mapping[str, Any], definitions: Mapping[str, Any], prefix: str
             if path in {"model", "script", "dataset", "init"}:  # what may be left out as a whole
                 yield path, "mapping", _default(name, field, required), _meaning(field, inner)
             yield from _rows(inner, definitions, f"{path}.")
+        elif "properties" in (items := _reference(inner.get("items", {}), definitions)):
+            yield path, "list of mappings", _default(name, field, required), _meaning(field, {})
+            yield from _rows(items, definitions, f"{path}[].")
         else:
             yield path, _type(field, inner, definitions), _default(name, field, required), _meaning(field, {})
 

@@ -40,7 +40,7 @@ class DistributedTrainOperator(JobOperator):
     :param learning_rate: short for ``optimizer={"learning_rate": ...}``.
     :param optimizer: fields of ``Optimizer``.
     :param seed: of initial weights, data order and dropout.
-    :param job: other fields of ``TrainingJob``: ``dtype``, ``shuffle``, ``checkpoints``.
+    :param job: other fields of ``TrainingJob``: ``dtype``, ``shuffle``, ``checkpoints``, ``failures``.
     :param registered_model: register the model under this name in MLflow.
     :param turn_of: the registered model that this training is for; one DAG run at a time trains for it. Default:
         ``registered_model``. Earlier trainings of a chain, whose models are not registered, name that of the last.

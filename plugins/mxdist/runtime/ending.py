@@ -9,7 +9,8 @@ from pathlib import Path
 
 from mxdist.errors import HostLost
 from mxdist.runtime.blame import Failure
-from mxdist.store import Cause
+from mxdist.spec import JobState, Limits
+from mxdist.store import CancelIntent, Cause
 
 _FULL_BYTES = 64 << 10
 
@@ -41,6 +42,19 @@ class Ended:
 def host_lost(error: HostLost) -> Failure:
     """Return what it means that a host cannot be reached."""
     return Failure(Cause("host", error.message, error.retryable, host=error.host), restart=error.retryable)
+
+
+def stopped(stop: Stop, cancel: CancelIntent | None, limits: Limits, host: str) -> tuple[JobState, Cause]:
+    """Return how an attempt ends that was asked to.
+
+    :param host: the supervisor's own.
+    """
+    if stop is Stop.DEADLINE:
+        after = f" {limits.deadline_s:g} s after its submission" if limits.deadline_s else ""
+        return JobState.DEADLINE, Cause("deadline", f"the attempt's time was up{after}", False)
+    if stop is Stop.CANCEL and cancel is not None:
+        return JobState.CANCELLED, Cause("cancel", f"cancelled by {cancel.by}: {cancel.reason}", False)
+    return JobState.PREEMPTED, Cause("preempted", "the supervisor was asked to end (SIGTERM)", True, host=host)
 
 
 def or_full_disk(cause: Cause, folder: Path) -> Cause:

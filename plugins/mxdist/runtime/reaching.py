@@ -51,6 +51,16 @@ class Reacher:
         self._hosts.open(patience_s=patience_s, pause=pause)
         return plan
 
+    def avoid(self, plan: Plan, host: str) -> Plan:
+        """Return the plan that does without a host from now on; the same one if the job cannot."""
+        other = self._without(host)
+        if other is None:
+            self._note(f"{host} is to be avoided, but the job cannot do without it")
+            return plan
+        self._note(f"{host} is avoided from now on")
+        self._hosts.move(other.hosts)
+        return other
+
     def _without(self, host: str) -> Plan | None:
         left = [name for name in self._possible if name not in self._gone | {host}]
         if host == self._hosts.own_name or not left:

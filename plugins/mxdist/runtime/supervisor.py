@@ -34,8 +34,8 @@ from mxdist.runtime.arrival import (
     take_secrets,
     yield_to_ranks,
 )
-from mxdist.runtime.blame import Failure, first_failure, judge
-from mxdist.runtime.ending import STOPPING, Ended, Stop, host_lost, or_full_disk
+from mxdist.runtime.blame import Failure, first_failure, follow, judge
+from mxdist.runtime.ending import STOPPING, Ended, Stop, host_lost, or_full_disk, stopped
 from mxdist.runtime.finish import Finisher, Outcome, Tracker
 from mxdist.runtime.hosts import Hosts
 from mxdist.runtime.openers import gather, known_hosts
@@ -132,6 +132,8 @@ class Supervisor:
                 return self._outcome(ended)
             left = self._limits.max_restarts - self._world_number
             self._status.note(f"{failure.cause.message}; starting again from the last checkpoint ({left} more left)")
+            if failure.avoid and failure.cause.host:
+                self._plan = self._reacher.avoid(self._plan, failure.cause.host)
             self._wake.wait(_RESTART_PAUSE_S)
             stop = self._stop_wanted()
             if stop is not None:
@@ -228,7 +230,7 @@ class Supervisor:
         waiting = first.consequence and not first.gave_up and time.monotonic() - first.at < settle_s
         if waiting and world.running():
             return None
-        return Ended(failure=judge(first, exits))
+        return Ended(failure=follow(self._job.failures, first, judge(first, exits)))
 
     def _stop(self, world: World, stop: Stop) -> Ended:
         """Ask the ranks to end, and wait as long as they were promised."""
@@ -276,7 +278,7 @@ class Supervisor:
             restarts=max(0, self._world_number - 1),
         )
         if ended.stop is not None:
-            state, cause = self._stopped(ended.stop)
+            state, cause = stopped(ended.stop, self._reporter.cancel, self._limits, self._host)
             return replace(base, state=state, cause=cause)
         if ended.failure is not None:
             return replace(base, cause=or_full_disk(ended.failure.cause, self._place.folder))
@@ -287,16 +289,6 @@ class Supervisor:
         outputs, model_dir = reported.get("outputs") or {}, reported.get("model_dir")
         model_dir = str(self._place.folder / Path(model_dir).name) if model_dir else None  # where it was collected
         return replace(base, state=JobState.SUCCEEDED, outputs=outputs, model_dir=model_dir)
-
-    def _stopped(self, stop: Stop) -> tuple[JobState, Cause]:
-        cancel = self._reporter.cancel
-        if stop is Stop.DEADLINE:
-            after = f" {self._limits.deadline_s:g} s after its submission" if self._limits.deadline_s else ""
-            return JobState.DEADLINE, Cause("deadline", f"the attempt's time was up{after}", False)
-        if stop is Stop.CANCEL and cancel is not None:
-            return JobState.CANCELLED, Cause("cancel", f"cancelled by {cancel.by}: {cancel.reason}", False)
-        message = "the supervisor was asked to end (SIGTERM)"
-        return JobState.PREEMPTED, Cause("preempted", message, True, host=self._host)
 
     def _save(self, outcome: Outcome) -> None:
         """Note the outcome for the next supervisor, should this one be killed before it has published it."""

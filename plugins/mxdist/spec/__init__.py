@@ -3,6 +3,7 @@
 from mxdist.spec.base import Spec, digest_of
 from mxdist.spec.cluster import Checkpoints, Cluster, ClusterKind, Code, Limits, Storage, Tracking, misnamed
 from mxdist.spec.dataset import Dataset, Split
+from mxdist.spec.failures import FailurePolicy, Then
 from mxdist.spec.hosts import Host, parse_inventory
 from mxdist.spec.job import BaseJob, DType, EvaluationJob, Job, TrainingJob, job_schema, parse_job
 from mxdist.spec.model import Head, Init, Model, Script
@@ -40,6 +41,7 @@ __all__ = [
     "Dataset",
     "Decay",
     "EvaluationJob",
+    "FailurePolicy",
     "Head",
     "Host",
     "Init",
@@ -67,6 +69,7 @@ __all__ = [
     "Storage",
     "Strategy",
     "Tracking",
+    "Then",
     "TrainingJob",
     "digest_of",
     "job_schema",

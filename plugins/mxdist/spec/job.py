@@ -11,6 +11,7 @@ from mxdist.errors import Problem, SpecError
 from mxdist.spec.base import LABEL, Spec, digest_of
 from mxdist.spec.cluster import Checkpoints, Cluster, Limits, Storage, Tracking
 from mxdist.spec.dataset import Dataset
+from mxdist.spec.failures import FailurePolicy
 from mxdist.spec.model import Init, Model, Script
 from mxdist.spec.optimizer import Decay, Optimizer
 from mxdist.spec.parallelism import BatchNorm, Compression, KVStore, Parallelism, Strategy
@@ -48,6 +49,7 @@ class BaseJob(Spec):
     cluster: Cluster = Cluster()
     parallelism: Parallelism = Parallelism()
     limits: Limits = Limits()
+    failures: tuple[FailurePolicy, ...] = Field((), max_length=50, description="What failures mean, as you know them.")
     storage: Storage = Storage()
     tracking: Tracking = Tracking()
 
@@ -180,7 +182,8 @@ class TrainingJob(BaseJob):
 
         Of the layout counts what ``Parallelism.beyond_the_law`` says: any other one trains the same weights.
         """
-        left_out = {"cluster", "parallelism", "limits", "storage", "tracking", "checkpoints", "name", "verify_layout"}
+        left_out = {"cluster", "parallelism", "limits", "failures", "storage", "tracking", "checkpoints", "name"}
+        left_out |= {"verify_layout"}
         document = self.effective().model_dump(mode="json", exclude=left_out)
         other = self.parallelism.beyond_the_law()
         return digest_of({**document, "parallelism": other} if other else document)
