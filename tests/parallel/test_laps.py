@@ -11,11 +11,15 @@ SLOW_S = 0.25
 
 
 @pytest.mark.parametrize(
-    ("mutation", "kind"), [("slow_computing_on_rank_1", "compute_s"), ("slow_data_on_rank_1", "data_wait_s")]
+    ("mutation", "kind"),
+    [
+        ("slow_computing_on_rank_1", "compute_s"),
+        pytest.param("slow_data_on_rank_1", "data_wait_s", marks=pytest.mark.layouts),
+    ],
 )
 def test_slow_rank_is_named(tmp_path: Path, mutation: str, kind: str) -> None:
     small = jobs(tmp_path, {"train": images(64)})
-    attempt = small.claim(small.job(epochs=2, batch_size=8, parallelism={"world_size": 2}), "slow")
+    attempt = small.claim(small.job(epochs=3, batch_size=8, parallelism={"world_size": 2}), "slow")
     world = small.start(attempt, mutation=mutation)
     assert world.wait() == [0, 0], world.log()
     told = {record.key: record.value for record in small.journal(attempt)}
@@ -28,6 +32,7 @@ def test_slow_rank_is_named(tmp_path: Path, mutation: str, kind: str) -> None:
     assert "holds up the others" in world.log(0)
 
 
+@pytest.mark.layouts
 def test_one_rank_and_stages_have_no_such_times(tmp_path: Path) -> None:
     """A rank alone waits for nobody, and stages wait for each other within their computing."""
     small = jobs(tmp_path, {"train": images(16)})
