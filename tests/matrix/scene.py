@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from faults.site import RANKS, Run, Site, Trained, wait_for
-from matrix.cells import SIGNALS, Fault, Moment, Trial, Victim
+from matrix.cells import INTERVAL, SIGNALS, STEPS, Fault, Moment, Trial, Victim
 
 from mxdist import processes
 from stack.processes import Process, ServiceError, family, process
@@ -95,7 +95,7 @@ class Scene:
         """Start a training, hold it at the trial's moment, do what is to be done, let it go; return its run."""
         holds = _holds(trial)
         run = self.site.train(f"trial-{trial.seed}", hold=holds, stall_timeout_s=_stall_s(trial))
-        pids = [run.reached(name) for name in holds]
+        pids = _reached(trial, run, holds)
         if trial.cell.moment not in {Moment.BEFORE_SUBMIT, Moment.SUBMITTING}:
             wait_for(lambda: _deferred_or_later(run), f"{run.run_id} to be deferred")
         with self._fault(trial, run, pids):
@@ -173,7 +173,22 @@ def _processes(victim: Victim, run: Run, pids: Sequence[int]) -> list[Process]:
 def _holds(trial: Trial) -> list[str]:
     if "*" in trial.barrier:
         return [trial.barrier.replace("*", str(rank)) for rank in range(RANKS)]
-    return [trial.barrier]
+    if trial.cell.moment is not Moment.CHECKPOINTING:
+        return [trial.barrier]
+    # A snapshot that waits too long gives way to the next one, so whichever is written first from that step on.
+    first = int(trial.barrier.split("-")[1])
+    return [f"checkpoint-{step}-written" for step in range(first, STEPS + 1, INTERVAL)]
+
+
+def _reached(trial: Trial, run: Run, holds: Sequence[str]) -> list[int]:
+    """Wait until the job is held; return the ids of the held processes."""
+    if trial.cell.moment is not Moment.CHECKPOINTING:
+        return [run.reached(name) for name in holds]
+
+    def held() -> list[str]:
+        return [name for name in holds if run.barrier(name, "reached").exists()]
+
+    return [run.reached(wait_for(held, f"{run.run_id} at one of {holds}")[0])]
 
 
 def _stall_s(trial: Trial) -> float:

@@ -20,6 +20,7 @@ def stage(options: argparse.Namespace) -> int:
         options.name,
         split=options.split and Split.parse({**options.split, "seed": options.split_seed}),
         as_of=options.as_of,
+        verify=options.verify,
         storage=Storage(endpoint_url=options.endpoint_url),
     )
     print(f"mxdist: {options.name}: {_counted(staged)}", file=sys.stderr)
@@ -39,6 +40,7 @@ def takes(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="URI", help="where datasets are; default: $MXDIST_DATA_URI, else a private folder"
     )
     parser.add_argument("--endpoint-url", metavar="URL", help="S3 server other than AWS")
+    parser.add_argument("--verify", action="store_true", help="read what is stored already, and mend what is damaged")
     parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
 
 

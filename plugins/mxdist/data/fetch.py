@@ -184,7 +184,7 @@ def _ensure_blob(dataset: DatasetStore, file: File, blob: Path, scratch: Path) -
 def _damaged(dataset: DatasetStore, file: File, problem: str) -> DataError:
     return DataError(
         f"{file.path} of dataset {dataset.name} {problem} ({dataset.store.uri}/{file.blob}).",
-        hint="Delete that object and stage the dataset again: staging sends whatever is missing.",
+        hint="Stage the same data again with `verify`, which sends anew what is missing or damaged.",
     )
 
 

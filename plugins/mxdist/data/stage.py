@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypedDict
 
 from mxdist.data.arrays import check_files
@@ -68,6 +69,7 @@ def stage(
     *,
     split: Split | None = None,
     as_of: datetime | str | None = None,
+    verify: bool = False,
     storage: Storage | None = None,
     credentials: Credentials | None = None,
     scratch: Path | None = None,
@@ -80,6 +82,7 @@ def stage(
     :param name: the dataset's name.
     :param split: divide ``x.npy`` and ``y.npy`` into train, validation and test; None leaves files as they are.
     :param as_of: the end of the data interval; decides which of two versions is older. Default: now.
+    :param verify: read what is stored already, too, and send anew what is not as it should be.
     :param scratch: where temporary files go; default: the system's place.
     :raises DataError: the source is absent, empty or not usable; nothing was published.
     :raises StoreError: the store could not be reached or refused; nothing was published.
@@ -89,17 +92,20 @@ def stage(
     where = storage or Storage()
     opener = partial(open_store, endpoint_url=where.endpoint_url, region=where.region, credentials=credentials)
     with open_source(source, split, scratch, opener=opener) as folder:
-        return stage_folder(folder, dataset, date)
+        return stage_folder(folder, dataset, date, verify=verify, scratch=scratch)
 
 
-def stage_folder(folder: Path, dataset: DatasetStore, as_of: str) -> Staged:
+def stage_folder(
+    folder: Path, dataset: DatasetStore, as_of: str, *, verify: bool = False, scratch: Path | None = None
+) -> Staged:
     """Stage the files of ``folder`` as they are."""
     files = describe(folder)
     manifest = Manifest(dataset.name, version_of(files), as_of, tuple(files), _labels(folder, files))
     sent: list[File] = []
-    if not _is_current(dataset, manifest):
+    damaged = _damaged(dataset, files, scratch) if verify else []
+    if damaged or not _is_current(dataset, manifest):
         with announced(dataset):
-            sent = upload(folder, _missing(dataset, files), dataset.store)
+            sent = upload(folder, [*_missing(dataset, files), *damaged], dataset.store)
             dataset.publish(manifest)
             latest = dataset.record(manifest.version, as_of)
     else:
@@ -120,6 +126,24 @@ def _missing(dataset: DatasetStore, files: Iterable[File]) -> list[File]:
     """Return one file for each content that is not stored, or is stored with another size."""
     stored = dataset.blobs()
     return list({file.sha256: file for file in files if stored.get(file.sha256) != file.size}.values())
+
+
+def _damaged(dataset: DatasetStore, files: Iterable[File], scratch: Path | None) -> list[File]:
+    """Return one file for each content that is stored with its size, but not as it was staged."""
+    stored = dataset.blobs()
+    found = {file.sha256: file for file in files if stored.get(file.sha256) == file.size}
+
+    def is_damaged(file: File) -> bool:
+        with TemporaryDirectory(dir=scratch, prefix="mxdist-verify-") as place:
+            copy = Path(place, "blob")
+            dataset.store.download(file.blob, copy)
+            return sha256_of(copy) != (file.sha256, file.size)
+
+    verdicts = in_parallel(is_damaged, list(found.values()), _HASH_WORKERS)
+    damaged = [file for file, bad in zip(found.values(), verdicts, strict=True) if bad]
+    for file in damaged:
+        log.warning("%s is stored, but damaged: it is sent anew.", file.path)
+    return damaged
 
 
 def _staged(dataset: DatasetStore, manifest: Manifest, as_of: str, sent: list[File]) -> Staged:

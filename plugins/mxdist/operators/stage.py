@@ -14,6 +14,7 @@ from mxdist.operators.conf import check_conf
 from mxdist.operators.early import DATASET
 from mxdist.operators.failures import as_airflow
 from mxdist.operators.files import beside_dag
+from mxdist.operators.values import yes
 from mxdist.spec import Split, Storage
 
 if TYPE_CHECKING:
@@ -31,12 +32,13 @@ class StageDatasetOperator(BaseOperator):
     :param split: divide into train, validation and test: fields of ``Split``.
     :param as_of: how far the data reach, as ISO text; decides which of two versions is older. Default: the end of the
         run's data interval or its logical date, whichever is later; in a run without either, when it was due.
+    :param verify: read what is stored already, too, and send anew what is damaged.
     :param mxdist_conn_id: the connection that says where datasets are kept.
     :param check_conf: refuse a run whose configuration names a parameter that the DAG does not have; the first task
         of a run also refuses what no task of the DAG could take.
     """
 
-    template_fields: Sequence[str] = ("source", "dataset_name", "split", "as_of", "mxdist_conn_id")
+    template_fields: Sequence[str] = ("source", "dataset_name", "split", "as_of", "verify", "mxdist_conn_id")
     template_fields_renderers: ClassVar[dict[str, str]] = {"split": "json"}
     ui_color = "#e8fbf0"
 
@@ -47,6 +49,7 @@ class StageDatasetOperator(BaseOperator):
         dataset_name: str,
         split: Mapping[str, Any] | None = None,
         as_of: str | None = None,
+        verify: bool | str = False,
         mxdist_conn_id: str = ClusterHook.default_conn_name,
         check_conf: bool = True,
         **kwargs: Any,
@@ -56,6 +59,7 @@ class StageDatasetOperator(BaseOperator):
         self.dataset_name = dataset_name
         self.split = split
         self.as_of = as_of
+        self.verify = verify
         self.mxdist_conn_id = mxdist_conn_id
         self.check_conf = check_conf
 
@@ -85,6 +89,7 @@ class StageDatasetOperator(BaseOperator):
                 self.dataset_name,
                 split=None if self.split is None else Split.parse(self.split),
                 as_of=self.as_of or data_as_of(context),
+                verify=yes("verify", self.verify),
                 storage=Storage(endpoint_url=hook.settings.endpoint_url, region=hook.settings.region),
                 credentials=hook.credentials,
             )

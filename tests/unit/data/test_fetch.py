@@ -91,10 +91,11 @@ def test_following_the_hint_repairs_the_store(place: Place, fill: Fill, tmp_path
     staged = place.stage(source)
     key = f"blobs/{sha(b'first file')}"
     place.store().write(key, b"first fil3")
-    with pytest.raises(DataError, match="Delete that object and stage the dataset again"):
+    with pytest.raises(DataError, match="Stage the same data again with `verify`"):
         place.fetch(staged, tmp_path / "cache")
-    place.store().delete([key])
-    assert place.stage(source)["uploaded_files"] == 1
+    assert place.stage(source)["uploaded_files"] == 0, "its size is as it was"
+    assert place.stage(source, verify=True)["uploaded_files"] == 1
+    assert place.stage(source, verify=True)["uploaded_files"] == 0
     assert content(place.fetch(staged, tmp_path / "cache")) == expected(FILES)
 
 
