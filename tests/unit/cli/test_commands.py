@@ -120,10 +120,12 @@ def test_exit_code_tells_how_it_ended(
 
 
 def test_control_c_cancels(shell: Shell) -> None:
-    shell.write(SLEEP)
+    again = "import time\nprint('started', flush=True)\ntime.sleep(1)\nprint('and goes on', flush=True)\n"
+    shell.write(again + "time.sleep(100_000)")
     process = shell.start("run", "job.yaml")
     assert process.stdout is not None
     assert process.stdout.readline() == "[0] started\n"
+    assert process.stdout.readline() == "[0] and goes on\n"  # so it has noted that it printed the first line
     process.send_signal(signal.SIGINT)
     out, err = process.communicate()
 
