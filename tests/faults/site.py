@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -163,8 +164,16 @@ class Run:
 
     def log(self, number: int = 1) -> list[str]:
         """Return the messages of the log of one of the task's tries."""
+        return [entry["event"] for entry in self._log(number)]
+
+    def errors(self, number: int) -> list[str]:
+        """Return the errors in the log of one of the task's tries, with all that they tell, as JSON."""
+        return [json.dumps(entry) for entry in self._log(number) if entry.get("level") == "error"]
+
+    def _log(self, number: int) -> list[dict[str, Any]]:
         path = f"{run_path(self.dag_id, self.run_id)}/taskInstances/{self.task_id}/logs/{number}"
-        return [entry["event"] for entry in self.site.stack.airflow.api.get(path)["content"]]
+        found: list[dict[str, Any]] = self.site.stack.airflow.api.get(path)["content"]
+        return found
 
     def link(self, name: str) -> str:
         """Return where a button of the task leads to."""

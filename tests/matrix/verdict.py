@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from faults.site import Run, Trained, end_of
-from matrix.cells import INTERVAL, STEPS, Moment, Trial, Victim
+from matrix.cells import INTERVAL, STEPS, Trial, Victim
 
 from mxdist.errors import NotFound
 from mxdist.store import Attempt, Store
 
-_REASONS = {Victim.S3: ("S3", "store", "reach", "s3://"), Victim.DATABASE: ("database",)}
+_REASONS = {Victim.S3: ("did not answer", "cannot read", "cannot write", "cannot list"), Victim.DATABASE: ("database",)}
 """By what a failure of the task must be explained, by victim; nobody else's loss may fail it."""
 
 
@@ -93,19 +93,24 @@ def judge(trial: Trial, run: Run, undisturbed: Trained) -> Verdict:
 
 
 def _judge_steps(verdict: Verdict, run: Run) -> None:
-    """No world may train more than what came after the last checkpoint again: told by the barriers that it passed."""
-    worlds: dict[int, list[int]] = {}
-    for step in range(1, STEPS + 1):
-        path = run.barrier(f"step-{step}-rank-0", "reached")
-        for pid in path.read_text().split() if path.exists() else ():
-            worlds.setdefault(int(pid), []).append(step)
+    """No world may go on from before the last checkpoint of the one before: told by the barriers that they passed.
+
+    The last one that was written may not have been published when its rank was killed; the one before it was.
+    """
     order = run.barrier("starting-rank-0", "reached")
-    pids = [int(pid) for pid in order.read_text().split()] if order.exists() else []
-    seen = [worlds[pid] for pid in pids if pid in worlds]
-    verdict.lost = [max(before) - min(after) + 1 for before, after in pairwise(seen)]
-    # A checkpoint is written in the background, while steps go on; where the trial holds one, none is published.
-    most = STEPS if verdict.trial.cell.moment is Moment.CHECKPOINTING else 2 * INTERVAL
-    verdict.expect(all(lost <= most for lost in verdict.lost), f"steps lost at restarts: {verdict.lost}")
+    worlds = order.read_text().split() if order.exists() else []
+    steps = {pid: _passed(run, pid, "step-{}-rank-0", range(1, STEPS + 1)) for pid in worlds}
+    for before, after in pairwise([pid for pid in worlds if steps[pid]]):
+        written = _passed(run, before, "checkpoint-{}-written", range(INTERVAL, STEPS + 1, INTERVAL))
+        published = written[-2] if len(written) > 1 else min(steps[before]) - 1
+        verdict.lost.append(max(steps[before]) - min(steps[after]) + 1)
+        verdict.expect(min(steps[after]) > published, f"step {published} was saved, but {min(steps[after])} came next")
+
+
+def _passed(run: Run, pid: str, barrier: str, steps: Iterable[int]) -> list[int]:
+    """Return the steps at which a process passed a barrier."""
+    paths = {step: run.barrier(barrier.format(step), "reached") for step in steps}
+    return [step for step, path in paths.items() if path.exists() and pid in path.read_text().split()]
 
 
 def _judge_record(verdict: Verdict, run: Run, undisturbed: Trained, *, trained: bool) -> None:
@@ -125,8 +130,8 @@ def _judge_record(verdict: Verdict, run: Run, undisturbed: Trained, *, trained: 
 
 def _explained(trial: Trial, run: Run) -> bool:
     words = _REASONS.get(trial.cell.victim, ())
-    log = "\n".join(event for number in range(1, run.task()["try_number"] + 1) for event in run.log(number))
-    return any(word in log for word in words)
+    errors = "\n".join(error for number in range(1, run.task()["try_number"] + 1) for error in run.errors(number))
+    return any(word in errors for word in words)
 
 
 def _partial(attempt: Attempt) -> Iterator[str]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Coroutine
 from contextlib import suppress
 from enum import StrEnum
 from typing import Any, Self
+
+from stack.ports import free_ports
 
 _CHUNK = 1 << 16
 _SLOW_S = 0.3
@@ -26,7 +29,7 @@ class Mood(StrEnum):
 
 
 class Relay:
-    """Listens on a loopback port of its own, which it keeps even while it refuses connections.
+    """Listens on a loopback port of its own, which stays its own while it refuses connections.
 
     A change of mood also cuts or stops the connections that exist; in a black hole they stay open without a word.
 
@@ -40,7 +43,11 @@ class Relay:
         self._open: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
-        self.port = 0
+        self._socket = socket.socket()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # By its number: a port that the system has chosen is given back when nobody listens any more.
+        self.port = free_ports(1)[0]
+        self._socket.bind(("127.0.0.1", self.port))
 
     @property
     def url(self) -> str:
@@ -61,20 +68,22 @@ class Relay:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+        self._socket.close()
 
     def _do(self, work: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     async def _listen(self) -> None:
         if self._server is None:
-            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, reuse_address=True)
-            self.port = self._server.sockets[0].getsockname()[1]
+            self._socket.listen()
+            self._server = await asyncio.start_server(self._serve, sock=self._socket.dup())
 
     async def _feel(self, mood: Mood) -> None:
         self._mood = mood
         if mood is Mood.REFUSED and self._server is not None:
             self._server.close()
             self._server = None
+            self._socket.shutdown(socket.SHUT_RDWR)  # listens no more, and stays bound
         if mood in {Mood.REFUSED, Mood.ERRORS}:
             for writer in list(self._open):
                 writer.transport.abort()

@@ -20,7 +20,7 @@ from stack.mlflow import Mlflow
 
 ASLEEP = {
     "between two epochs": ["epoch-2-rank-0", "epoch-2-rank-1"],
-    "before its checkpoint is published": ["checkpoint-8-written"],
+    "before its checkpoint is published": ["checkpoint-4-written"],
     "before its model is published": ["supervisor-before-model"],
     "before its run is closed": ["supervisor-before-mlflow"],
     "before its result is written": ["supervisor-before-result"],

@@ -193,8 +193,8 @@ class JobOperator(BaseOperator):
     def on_kill(self) -> None:
         """End the job if somebody ended the task while it submitted. Airflow gives this a few seconds.
 
-        A worker that is shut down ends its tasks in the same way, as does one that was silent for too long. Then the
-        next try goes on with the job.
+        A worker that is shut down ends its tasks in the same way, as does one that was silent for too long, or an
+        ``execution_timeout``. Then the next try goes on with the job; without one, it ends with the DAG run.
         """
         if self._current is None or self._killing is not None:
             return
@@ -279,7 +279,7 @@ class JobOperator(BaseOperator):
         from mxdist.triggers.asking import ended_by_somebody
 
         if not ended_by_somebody(current.task):
-            self.log.info("This worker is being ended, and not the task: the next try goes on with its job.")
+            self.log.info("This try ends, but nobody has ended the task: its next try goes on with the job.")
             return
         self._killed.set()
         client = ClusterHook(self.mxdist_conn_id).job_client(current.runs_uri)

@@ -10,12 +10,11 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from mxdist.runtime import exit_codes
 from mxdist.runtime.logs import clean
-from mxdist.spec import FailurePolicy, Then
 from mxdist.store import Cause
 
 _PEER_LOST = re.compile(
@@ -81,11 +80,13 @@ class Failure:
     """Why a world ended badly, and whether another one may be tried in the same attempt.
 
     :param avoid: whether that one is to do without the host where it happened.
+    :param by_policy: whether the job itself said what follows.
     """
 
     cause: Cause
     restart: bool
     avoid: bool = False
+    by_policy: bool = False
 
 
 def first_failure(exits: Sequence[Exit]) -> Exit | None:
@@ -113,18 +114,6 @@ def judge(first: Exit, exits: Sequence[Exit]) -> Failure:
         message += ": do all ranks have the same number of batches?"
         return Failure(Cause(kind, message, retryable, early[0], hosts[early[0]], exit_codes.DONE), restart)
     return Failure(Cause(kind, message, retryable, first.rank, first.host, first.code), restart)
-
-
-def follow(policies: Sequence[FailurePolicy], first: Exit, failure: Failure) -> Failure:
-    """Return a failure with what the first of the job's policies that fits wants to follow it."""
-    log = "\n".join(clean(line) for line in first.log.split(b"\n"))
-    for policy in policies:
-        if policy.fits(first.code, log):
-            then = policy.then
-            message = f"{failure.cause.message} [the job's policy for {policy}]"
-            cause = replace(failure.cause, message=message, retryable=then is not Then.FAIL)
-            return Failure(cause, then in {Then.RESTART, Then.AVOID_HOST}, avoid=then is Then.AVOID_HOST)
-    return failure
 
 
 def missing_ranks(log: bytes) -> list[int]:

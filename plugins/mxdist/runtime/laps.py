@@ -33,7 +33,8 @@ _LOOKS = 5
 class Laps:
     """One rank's watch.
 
-    :param active: whether ranks wait for each other at the sum and nowhere else; else nothing is measured.
+    :param active: whether ranks wait for each other at the sum and nowhere else, as they do with stages on several
+        ranks or with synchronised BatchNorm; else nothing is measured.
     """
 
     def __init__(self, *, active: bool) -> None:
@@ -103,13 +104,14 @@ class Stragglers:
 
     def __init__(self, host_of: Callable[[int], str]) -> None:
         self._host_of = host_of
-        self._looks: list[Float64] = []
+        self._sum: Float64 | float = 0.0
+        self._looks = 0
         self._suspect: tuple[int, int] | None = None
         self._named: int | None = None
 
     def look(self, times: Float64) -> None:
         """Look at one step's times, shape (ranks, ``KINDS``), and name a rank that was the slowest for some while."""
-        self._looks.append(times)
+        self._sum, self._looks = self._sum + times, self._looks + 1
         slow = _slowest(times)
         if slow is None:
             self._suspect = None
@@ -129,8 +131,8 @@ class Stragglers:
         """Return the mean times of an epoch's steps, and the slowest rank; begin anew."""
         if not self._looks:
             return {}
-        times = np.mean(self._looks, axis=0)
-        self._looks = []
+        times = np.asarray(self._sum) / self._looks
+        self._sum, self._looks = 0.0, 0
         found = dict(zip(KINDS, times.mean(axis=0).tolist(), strict=True))
         own = _own(times)
         found |= {"slowest_rank": float(own.argmax()), "slowest_rank_step_s": float(own.max())}

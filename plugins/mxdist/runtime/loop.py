@@ -73,7 +73,7 @@ class Trainer:
         self.setup = setup.build(job, worker, group)
         self.at = Position()
         self._layout = layouts.choose(job, self.setup, group, worker)
-        alike = group.size > 1 and self._layout.data_size == group.size  # they meet at the sum, and nowhere else
+        alike = group.size > 1 and self._layout.data_size == group.size and not network.exchanging(self.setup.net)
         self._laps = Laps(active=alike)
         self._stragglers = Stragglers(self._host_of) if alike and group.rank == 0 else None
         self._step = Step(self._layout, self._laps)

@@ -82,19 +82,20 @@ class LossSum(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
 
     def hybridize(self, active: bool = True, **options: Any) -> None:
         """Become one graph, unless a layer can only run imperatively: then no block does."""
-        super().hybridize(active and not self._exchanging, **options)
+        super().hybridize(active and not exchanging(self), **options)
 
     def join(self, device: mx.Context) -> None:
         """Take part, without rows, in what the layers of all ranks exchange; leaves gradients of zero."""
-        if not self._exchanging:
+        meeting = exchanging(self)
+        if not meeting:
             return
-        for layer in self._exchanging:
+        for layer in meeting:
             layer.has_rows = False
         x = self.forward_block.example(device)
         with autograd.record():
             output = self.forward_block(x)
         output.backward(mx.nd.zeros_like(output))
-        for layer in self._exchanging:
+        for layer in meeting:
             layer.has_rows = True
 
     def agree(self, group: Group) -> None:
@@ -105,11 +106,6 @@ class LossSum(mx.gluon.HybridBlock):  # type: ignore[misc]  # mxnet is untyped
                     statistics = getattr(layer, kind).data()
                     group.sum_named_(statistics, f"mxdist.batch_norm.{name}.{kind}")
                     statistics /= group.size
-
-    @property
-    def _exchanging(self) -> list[Any]:
-        """Return the layers that talk to other ranks."""
-        return [layer for _, layer in layers(self) if getattr(layer, "has_rows", None) is not None]
 
 
 def parameters(net: mx.gluon.Block) -> dict[str, mx.gluon.Parameter]:
@@ -141,6 +137,11 @@ def layers(net: mx.gluon.Block, prefix: str = "") -> Iterator[tuple[str, mx.gluo
     yield prefix, net
     for name, child in net._children.items():
         yield from layers(child, f"{prefix}.{name}" if prefix else name)
+
+
+def exchanging(net: mx.gluon.Block) -> list[Any]:
+    """Return the layers that talk to other ranks within a pass, such as synchronised BatchNorm."""
+    return [layer for _, layer in layers(net) if getattr(layer, "has_rows", None) is not None]
 
 
 def head(net: mx.gluon.Block) -> tuple[str, ...]:

@@ -34,12 +34,13 @@ from mxdist.runtime.arrival import (
     take_secrets,
     yield_to_ranks,
 )
-from mxdist.runtime.blame import Failure, first_failure, follow, judge
+from mxdist.runtime.blame import Failure, first_failure, judge
 from mxdist.runtime.ending import STOPPING, Ended, Stop, host_lost, or_full_disk, stopped
 from mxdist.runtime.finish import Finisher, Outcome, Tracker
 from mxdist.runtime.hosts import Hosts
 from mxdist.runtime.openers import gather, known_hosts
 from mxdist.runtime.place import JOURNAL, Place, read_json, world_numbers, write_json
+from mxdist.runtime.policies import follow
 from mxdist.runtime.reaching import Reacher, plan_params
 from mxdist.runtime.reporter import Reporter
 from mxdist.runtime.slurm_job import slurm_job
@@ -129,7 +130,7 @@ class Supervisor:
             if ended.stop is not None or failure is None:
                 return self._outcome(ended)
             if not failure.restart or self._world_number > self._limits.max_restarts:
-                return self._outcome(ended)
+                return self._outcome(self._unless_stopped(ended) if failure.by_policy else ended)
             left = self._limits.max_restarts - self._world_number
             self._status.note(f"{failure.cause.message}; starting again from the last checkpoint ({left} more left)")
             if failure.avoid and failure.cause.host:
@@ -138,6 +139,12 @@ class Supervisor:
             stop = self._stop_wanted()
             if stop is not None:
                 return self._outcome(Ended(stop=stop))
+
+    def _unless_stopped(self, ended: Ended) -> Ended:
+        """Believe a job's policy only if nobody wants the job's end: a signal may have reached a rank first."""
+        self._wake.wait(_RESTART_PAUSE_S)
+        stop = self._stop_wanted()
+        return ended if stop is None else Ended(stop=stop)
 
     def _comes_back(self, ended: Ended) -> bool:
         """Whether the platform starts this job again, with other hosts if need be: then nothing is settled yet."""

@@ -42,17 +42,18 @@ class FailurePolicy(Spec):
             raise ValueError("fits everything, even an empty log")
         return pattern
 
+    @field_validator("exit_code")
+    @classmethod
+    def _is_a_failure(cls, exit_code: int | None) -> int | None:
+        if exit_code == 0:
+            raise ValueError("a rank that ends with 0 has not failed")
+        return exit_code
+
     @model_validator(mode="after")
     def _says_when(self) -> Self:
         if self.exit_code is None and self.pattern is None:
             raise ValueError("give an exit_code, a pattern, or both, which must then both fit")
         return self
-
-    def fits(self, exit_code: int, log: str) -> bool:
-        """Return whether a failure is of this kind."""
-        if self.exit_code is not None and self.exit_code != exit_code:
-            return False
-        return self.pattern is None or re.search(self.pattern, log, re.MULTILINE) is not None
 
     def __str__(self) -> str:
         known_by = [f"exit code {self.exit_code}"] if self.exit_code is not None else []

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_GOES_ON = {"running", "deferred", "up_for_retry", "up_for_reschedule", "scheduled", "queued"}
+_GOES_ON = {None, "running", "deferred", "up_for_retry", "up_for_reschedule", "scheduled", "queued"}
 _UNSEEN_S = 3600.0  # from the turn of another Airflow's task to its submission
 
 
@@ -21,29 +21,36 @@ def task_state(dag_id: str, run_id: str, task_id: str, map_index: int) -> str | 
 
     :raises Exception: of any kind: Airflow did not answer.
     """
+    return next(iter(_states(dag_id, run_id, task_id, map_index)), None)
+
+
+def _states(dag_id: str, run_id: str, task_id: str, map_index: int) -> list[str | None]:
+    """Return the state of a task instance; nothing when it is not there."""
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     states = RuntimeTaskInstance.get_task_states(
         dag_id=dag_id, task_ids=[task_id], run_ids=[run_id], map_index=map_index
     )
     name = task_id if map_index < 0 else f"{task_id}_{map_index}"
-    state = states.get(run_id, {}).get(name)
-    return None if state is None else _text(state)
+    found = states.get(run_id, {})
+    return [None if found[name] is None else _text(found[name])] if name in found else []
 
 
 def ended_by_somebody(task: Any) -> bool:
-    """Return whether a task instance is over, or was cleared; not if it only lost, or is about to lose, its worker.
+    """Return whether a task instance is over, cleared or deleted; not if it only lost, or is about to lose, its worker.
+
+    One that Airflow takes from a lost scheduler has no state until it is scheduled anew.
 
     If Airflow does not answer, it is not: whoever marks a task also reaches its job by other ways (``listeners.py``
     and ``ReconcileJobsOperator``), and a job that is ended for nothing has lost hours.
     """
     map_index = -1 if task.map_index is None else task.map_index
     try:
-        state = task_state(task.dag_id, task.run_id, task.task_id, map_index)
+        states = _states(task.dag_id, task.run_id, task.task_id, map_index)
     except Exception as error:  # of any kind: what tells it may just be ending
         log.warning("Cannot ask for the task's state: %s", str(error) or type(error).__name__)
         return False
-    return state not in _GOES_ON
+    return not states or states[0] not in _GOES_ON
 
 
 def run_state(dag_id: str, run_id: str) -> str | None:
