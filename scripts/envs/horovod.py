@@ -1,11 +1,13 @@
-"""Build Horovod for the mxnet of a requirements file, with its stall check mended, once per machine.
+"""Build Horovod for the mxnet of a requirements file, with two faults of it mended, once per machine.
 
 For mxnet it meets over Gloo, and over MPI as well if asked; for mxnet-cu112 over Gloo, MPI and NCCL, which needs CUDA's
 compiler and NCCL. A Horovod with MPI is linked to Open MPI's library and cannot be imported on a machine without it, so
 it is a wheel of its own.
 
 As published, ``gloo_controller.cc`` reserves room for the list of ranks but never sizes it, so under Gloo the
-stall inspector sees no ranks and a hung world is never reported.
+stall inspector sees no ranks and a hung world is never reported. And ``mpi_ops.cc`` lends a broadcast's name to a
+function that reads it for its trace after handing the broadcast over: if that is carried out first, the name is freed
+by then, and the rank may die of SIGSEGV. That is rare, and happens on busy machines.
 """
 
 from __future__ import annotations
@@ -21,14 +23,13 @@ import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from steps import StepFailed, run
 
 VERSION = "0.28.1"
 _SDIST_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"
-_FILE = "horovod/common/gloo/gloo_controller.cc"
-_WRONG, _RIGHT = "global_ranks_.reserve(size_);", "global_ranks_.resize(size_);"
 _BUILD = {
     "HOROVOD_WITH_MXNET": "1",
     "HOROVOD_WITH_GLOO": "1",
@@ -52,6 +53,22 @@ _BUILD_CUDA = {
 }
 
 
+@dataclass(frozen=True)
+class Mend:
+    """A change to one file of the source: what stands there so many times, and what should."""
+
+    file: str
+    wrong: str
+    right: str
+    times: int
+
+
+MENDS = (
+    Mend("common/gloo/gloo_controller.cc", "global_ranks_.reserve(size_);", "global_ranks_.resize(size_);", 1),
+    Mend("mxnet/mpi_ops.cc", "ops_param->op_names[0],", "std::string(ops_param->op_names[0]),", 4),
+)
+
+
 def cache_root() -> Path:
     """Return where wheels are kept between checkouts."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -59,9 +76,10 @@ def cache_root() -> Path:
 
 
 def cache_key(requirements: Path, *, mpi: bool = False) -> str:
-    """Return what the wheel depends on: versions, the mend, Python, the machine, the compiler, and MPI's library."""
+    """Return what the wheel depends on: versions, the mends, Python, the machine, the compiler, and MPI's library."""
     mxnet, options = _mxnet(requirements), str(build_options(requirements, mpi=mpi))
-    parts = [VERSION, _RIGHT, options, mxnet, "cp311", platform.machine(), _compiler(), *([open_mpi()] if mpi else [])]
+    mends = [mend.right for mend in MENDS]
+    parts = [VERSION, *mends, options, mxnet, "cp311", platform.machine(), _compiler(), *([open_mpi()] if mpi else [])]
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()
     return f"horovod-{VERSION}-{digest[:16]}"
 
@@ -146,15 +164,17 @@ def _mended_source(python: Path, scratch: Path, log: Path) -> Path:
     run([*download, "--no-build-isolation", "-d", str(scratch), f"horovod=={VERSION}"], log=log)
     sdist = scratch / f"horovod-{VERSION}.tar.gz"
     if hashlib.sha256(sdist.read_bytes()).hexdigest() != _SDIST_SHA256:
-        raise StepFailed(f"the source of horovod {VERSION} is not the one that this mend was written for")
+        raise StepFailed(f"the source of horovod {VERSION} is not the one that our mends were written for")
     with tarfile.open(sdist) as archive:
         archive.extractall(scratch)  # noqa: S202 - its digest is pinned
-    file = scratch / f"horovod-{VERSION}" / _FILE
-    text = file.read_text()
-    if text.count(_WRONG) != 1:
-        raise StepFailed(f"{_FILE} of horovod {VERSION} does not hold the line to mend exactly once")
-    file.write_text(text.replace(_WRONG, _RIGHT))
-    return file.parents[3]
+    source = scratch / f"horovod-{VERSION}"
+    for mend in MENDS:
+        file = source / "horovod" / mend.file
+        text = file.read_text()
+        if text.count(mend.wrong) != mend.times:
+            raise StepFailed(f"{mend.file} of horovod {VERSION} does not hold what to mend {mend.times} times")
+        file.write_text(text.replace(mend.wrong, mend.right))
+    return source
 
 
 def build_progress(log: Path) -> str:

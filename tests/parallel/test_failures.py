@@ -33,7 +33,7 @@ def test_not_a_number_on_one_rank_names_step_rank_and_layer(tmp_path: Path) -> N
     fields = {"shuffle": False, "checkpoints": {"every_steps": 2}, "parallelism": {"world_size": 2}}
     attempt = small.claim(small.job(**fields), "nan")
     world = small.start(attempt)
-    assert world.wait() == [84, 84], world.log()
+    assert world.wait() == [84, 84], world.logs()
     for rank in (0, 1):
         error = world.result(rank)["error"]
         assert error["kind"] == "nonfinite"
@@ -50,7 +50,7 @@ def test_overflow_is_noticed(tmp_path: Path) -> None:
     small = jobs(tmp_path, {"train": images(80)})
     fields = {"dtype": "float32", "optimizer": {"learning_rate": 1e30}, "parallelism": {"world_size": 2}}
     world = small.start(small.claim(small.job(**fields), "overflow"))
-    assert world.wait() == [84, 84], world.log()
+    assert world.wait() == [84, 84], world.logs()
 
 
 def test_killed_rank_ends_the_other_as_one_to_try_again(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_killed_rank_ends_the_other_as_one_to_try_again(tmp_path: Path) -> None:
     world = small.start(attempt)
     poll(lambda: (world.beat(1) or {"step": 0})["step"] > 0, what="the first steps")
     os.kill(world.processes[1].pid, signal.SIGKILL)
-    assert world.wait() == [83, -signal.SIGKILL], world.log()
+    assert world.wait() == [83, -signal.SIGKILL], world.logs()
     assert world.result(0)["error"]["retryable"]
 
 
@@ -124,5 +124,5 @@ def test_mpi_without_a_horovod_that_has_it_is_refused(tmp_path: Path) -> None:
     small = jobs(tmp_path, {"train": images(16)})
     attempt = small.claim(small.job(parallelism={"world_size": 2, "controller": "mpi"}), "mpi")
     world = small.start(attempt)
-    assert world.wait() == [81, 81], world.log()
+    assert world.wait() == [81, 81], world.logs()
     assert "Horovod was built without MPI; rebuild it with HOROVOD_WITH_MPI=1" in world.result()["error"]["message"]

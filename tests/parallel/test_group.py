@@ -24,7 +24,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank found."""
     folder = tmp_path_factory.mktemp("group")
     world = start(folder, [sys.executable, str(Path(__file__).with_name("group_checks.py")), str(folder)], SIZE)
-    assert world.wait() == [0] * SIZE, world.log()
+    assert world.wait() == [0] * SIZE, world.logs()
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(SIZE)]
 
 

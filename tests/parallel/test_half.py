@@ -33,7 +33,7 @@ def summed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two ranks found; the same."""
     folder = tmp_path_factory.mktemp("half")
     world = start(folder, [sys.executable, str(Path(__file__).with_name("half_checks.py")), str(folder)], 2)
-    assert world.wait() == [0, 0], world.log()
+    assert world.wait() == [0, 0], world.logs()
     first: dict[str, Any]
     first, second = (json.loads((folder / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
@@ -53,7 +53,7 @@ def test_training_converges(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"epochs": 6, "optimizer": {"name": "adam", "learning_rate": 0.01}}
     attempt = small.claim(small.job(parallelism=HALF, dtype="float32", **fields), "half")
     world = small.start(attempt)
-    assert world.wait() == [0, 0], world.log()
+    assert world.wait() == [0, 0], world.logs()
     losses = [record.value or math.inf for record in small.journal(attempt) if record.key == "train_loss"]
     assert losses[-1] < 0.3 * losses[0]
 
@@ -65,7 +65,7 @@ def test_overflow_ends_the_training_and_is_told(tmp_path: Path) -> None:
     model = {"recipe": str(recipe), "params": {"scale": 1e4}}
     attempt = small.claim(small.job(model=model, parallelism=HALF, dtype="float32"), "overflow")
     world = small.start(attempt)
-    assert world.wait() == [exit_codes.NONFINITE] * 2, world.log()
+    assert world.wait() == [exit_codes.NONFINITE] * 2, world.logs()
     message = world.result()["error"]["message"]
     assert "is not finite at step 1 on rank 0" in message
     assert "float16" in message

@@ -21,7 +21,7 @@ def test_slow_rank_is_told_by_its_times(tmp_path: Path, mutation: str, kind: str
     small = jobs(tmp_path, {"train": images(64)})
     attempt = small.claim(small.job(epochs=3, batch_size=8, parallelism={"world_size": 2}), "slow")
     world = small.start(attempt, mutation=mutation)
-    assert world.wait() == [0, 0], world.log()
+    assert world.wait() == [0, 0], world.logs()
     told = {record.key: record.value for record in small.journal(attempt)}
     assert told["slowest_rank"] == 1
     assert told[f"rank_1_{kind}"] >= SLOW_S

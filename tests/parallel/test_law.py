@@ -66,7 +66,7 @@ class Law:
         attempt = self.jobs.claim(self._job(ranks, fields), f"law-{self.made}")
         world = self.jobs.start(attempt, mutation=mutation)
         codes = world.wait()
-        assert set(codes) == {0}, f"{codes}\n{world.log()}"
+        assert set(codes) == {0}, f"{codes}\n{world.logs()}"
         return self.off(attempt)
 
     def here(self, **fields: Any) -> float:

@@ -34,7 +34,7 @@ def train(small: Jobs, key: str, **fields: Any) -> Attempt:
     """Train to the end, publishing every checkpoint; return the attempt."""
     attempt = small.claim(small.job(**fields), key)
     world = small.start(attempt, mutation="patient")
-    assert set(world.wait()) == {0}, world.log()
+    assert set(world.wait()) == {0}, world.logs()
     return attempt
 
 
@@ -49,7 +49,7 @@ def resume(small: Jobs, first: Attempt, **fields: Any) -> Attempt:
     """Go on with the training of ``first`` in a new attempt."""
     second = small.claim(small.job(**fields), first.claim.job_key, after=first.number, origin=first.claim.origin)
     world = small.start(second)
-    assert set(world.wait()) == {0}, world.log()
+    assert set(world.wait()) == {0}, world.logs()
     return second
 
 
@@ -98,7 +98,7 @@ def test_stop_writes_a_checkpoint_and_goes_on_from_it(small: Jobs) -> None:
     whole = train(small, "whole", **fields)
     stopped = small.claim(small.job(**fields), "stopped")
     world = small.start(stopped, stop=True)
-    assert world.wait() == [82, 82], world.log()
+    assert world.wait() == [82, 82], world.logs()
     saved = Checkpoints(stopped).newest()
     assert saved is not None
     assert world.result()["state"] == "stopped"
@@ -113,7 +113,7 @@ def test_restarted_world_of_the_same_attempt(small: Jobs) -> None:
     before = small.exported(attempt)
     forget_after(attempt, 8)
     world = small.start(attempt, world=2)
-    assert world.wait() == [0, 0], world.log()
+    assert world.wait() == [0, 0], world.logs()
     assert worst(before, small.exported(attempt)) == 0.0
     assert [record.step for record in small.journal(attempt) if record.key == "loss" and record.session == 2] == list(
         range(9, 21)

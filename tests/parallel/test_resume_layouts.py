@@ -66,7 +66,7 @@ def here(law: Law, attempt: Attempt) -> None:
 def on_ranks(law: Law, attempt: Attempt) -> None:
     """Train on ranks."""
     world = law.jobs.start(attempt, mutation="patient")
-    assert set(world.wait()) == {0}, world.log()
+    assert set(world.wait()) == {0}, world.logs()
 
 
 def forget(attempt: Attempt, step: int = EVERY) -> None:

@@ -61,7 +61,7 @@ def trained(
     attempt = law.jobs.claim(law._job(2, document), f"servers-{law.made}")
     world = law.jobs.start(attempt, mutation=mutation, environment=SPLIT)
     codes = world.wait()
-    assert set(codes) == {0}, f"{codes}\n{world.log()}"
+    assert set(codes) == {0}, f"{codes}\n{world.logs()}"
     return attempt, world
 
 
@@ -158,7 +158,7 @@ def test_servers_end_by_themselves_when_the_workers_have_left(tmp_path: Path) ->
     try:
         members = [*world.processes, *world.helpers]
         poll(lambda: all(process.poll() is not None for process in members), what="all to end", bound_s=BOUND_S)
-        assert [process.returncode for process in members] == [0, 0, 0, 0], world.log()
+        assert [process.returncode for process in members] == [0, 0, 0, 0], world.logs()
     finally:
         world.end()
 
@@ -168,7 +168,7 @@ def test_one_free_worker_trains_as_one_process(tmp_path: Path) -> None:
     law = make_law(tmp_path / "plain", "plain", 73)
     attempt = law.jobs.claim(law._job(1, {"parallelism": {**FREE, "servers": 2}, "dtype": "float32"}), "free")
     world = law.jobs.start(attempt, environment=SPLIT)
-    assert world.wait() == [0], world.log()
+    assert world.wait() == [0], world.logs()
     assert law.off(attempt) < WEIGHT_BOUND
     records = law.jobs.journal(attempt)
     assert [record.value for record in records if record.key == "staleness_max"] == [0.0, 0.0]
@@ -180,7 +180,7 @@ def test_free_workers_converge_agree_and_tell_how_late_they_are(tmp_path: Path) 
     job = small.job(parallelism={**FREE, "world_size": 2}, dtype="float32", epochs=16, optimizer=optimizer)
     attempt = small.claim(job, "free")
     world = small.start(attempt)
-    assert world.wait() == [0, 0], world.log()
+    assert world.wait() == [0, 0], world.logs()
     values = {
         key: [record.value for record in small.journal(attempt) if record.key == key]
         for key in ("train_loss", "staleness_mean", "staleness_max")
@@ -226,7 +226,7 @@ def test_two_bits_are_what_is_stated(tmp_path: Path) -> None:
     folder, script = tmp_path / "checks", str(Path(servers_checks.__file__))
     environment = {**worker_environment(job), "MXNET_KVSTORE_BIGARRAY_BOUND": "1000"}
     world = start(folder, [sys.executable, script, str(folder)], 2, environment, plan_roles(job, sys.executable))
-    assert world.wait() == [0, 0], world.log()
+    assert world.wait() == [0, 0], world.logs()
     received = [np.array(json.loads((folder / f"{rank}.json").read_text())) for rank in range(2)]
     assert (received[0] == received[1]).all()
     each = [servers_checks.gradients(rank).astype(np.float64) for rank in range(2)]
@@ -255,6 +255,6 @@ def test_training_with_two_bits_converges(tmp_path: Path) -> None:
     )
     attempt = small.claim(job, "two-bit")
     world = small.start(attempt)
-    assert world.wait() == [0, 0], world.log()
+    assert world.wait() == [0, 0], world.logs()
     losses = [record.value for record in small.journal(attempt) if record.key == "train_loss"]
     assert losses[-1] < 0.5 * losses[0]

@@ -113,7 +113,7 @@ def test_checkpoint_of_stages_goes_on_in_one_process(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"checkpoints": {"every_steps": 5, "keep": 100}, "optimizer": {"name": "adam"}}
     first = small.claim(small.job(**fields, parallelism={**TWO, "world_size": 2}), "resume")
     world = small.start(first, mutation="patient")
-    assert world.wait() == [0, 0], world.log()
+    assert world.wait() == [0, 0], world.logs()
     first.store.delete([numbered("checkpoints/index", 20)])
     saved = Checkpoints(first).newest()
     assert saved is not None
@@ -123,7 +123,7 @@ def test_checkpoint_of_stages_goes_on_in_one_process(tmp_path: Path) -> None:
         parallelism = {**TWO, "world_size": 2} if size == 2 else {}
         next_ = small.claim(small.job(**fields, parallelism=parallelism), "resume", after=after, origin=first.number)
         world = small.start(next_)
-        assert set(world.wait()) == {0}, world.log()
+        assert set(world.wait()) == {0}, world.logs()
         again = small.exported(next_)
         assert max(float(np.abs(trained[name] - again[name]).max()) for name in trained) < 1e-12
         next_.store.delete([numbered("checkpoints/index", 20)])
@@ -134,7 +134,7 @@ def test_checkpoint_of_stages_goes_on_in_one_process(tmp_path: Path) -> None:
 def test_not_a_number_names_the_rank_and_the_layer(sgd: Law) -> None:
     attempt = sgd.jobs.claim(sgd._job(2, {"parallelism": TWO}), "nan")
     world = sgd.jobs.start(attempt, mutation="nan_in_the_last_stage")
-    assert world.wait() == [84, 84], world.log()
+    assert world.wait() == [84, 84], world.logs()
     for rank in (0, 1):
         error = world.result(rank)["error"]
         assert error["kind"] == "nonfinite"
@@ -161,7 +161,7 @@ def _recorded(folder: Path, mutation: str, **way: Any) -> tuple[dict[str, float]
     parallelism = {**TWO, "world_size": 2, "micro_batches": 6} | way
     attempt = small.claim(small.job(**fields, parallelism=parallelism), "overlap")
     world = small.start(attempt, mutation=mutation)
-    assert world.wait() == [0, 0], world.log()
+    assert world.wait() == [0, 0], world.logs()
     lines = [(world.folder / f"spans-{rank}.jsonl").read_text().splitlines() for rank in (0, 1)]
     steps = [[json.loads(line) for line in rank] for rank in lines]
     assert [len(rank) for rank in steps] == [16, 16]

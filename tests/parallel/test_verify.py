@@ -221,7 +221,7 @@ def told(small: Jobs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str
     script = Path(__file__).with_name("verify_checks.py")
     path = f"{PLUGINS}:{script.parents[1]}"
     world = start(folder, [sys.executable, str(script), str(folder / "cases.json")], 2, {"PYTHONPATH": path})
-    assert world.wait() == [0, 0], world.log()
+    assert world.wait() == [0, 0], world.logs()
     found: dict[str, str] = json.loads((folder / "told.json").read_text())
     return found
 
@@ -246,7 +246,7 @@ def test_a_refused_layout_trains_nothing(small: Jobs) -> None:
     fields = {"optimizer": OPTIMIZER, "parallelism": {"world_size": 2}, "verify_layout": True}
     attempt = small.claim(small.job(**fields), "refused")
     world = small.start(attempt, mutation="no_averaging+unchecked")
-    assert world.wait() == [exit_codes.USER_ERROR] * 2, world.log()
+    assert world.wait() == [exit_codes.USER_ERROR] * 2, world.logs()
     assert "does not train as one process does" in world.result()["error"]["message"]
     assert not small.journal(attempt)
 
@@ -255,7 +255,7 @@ def test_stages_across_ranks_pass(small: Jobs) -> None:
     fields = {"optimizer": OPTIMIZER, "parallelism": STAGES, "verify_layout": True, "epochs": 1}
     attempt = small.claim(small.job(**fields), "stages")
     world = small.start(attempt, environment={"HOROVOD_DYNAMIC_PROCESS_SETS": "1"})
-    assert world.wait() == [0] * 3, world.log()
+    assert world.wait() == [0] * 3, world.logs()
     (found,) = [record.value for record in small.journal(attempt) if record.key == "layout_difference"]
     assert found is not None
     assert found < judging.EXACT.gradient
@@ -312,7 +312,7 @@ def scripted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What two ranks of a script were told; the same."""
     folder = tmp_path_factory.mktemp("scripted")
     world = start(folder, [sys.executable, str(Path(__file__).with_name("script_checks.py")), str(folder)], 2)
-    assert world.wait() == [0, 0], world.log()
+    assert world.wait() == [0, 0], world.logs()
     first, second = ((folder / f"{rank}.json").read_text() for rank in range(2))
     assert first == second
     found: dict[str, Any] = json.loads(first)

@@ -78,6 +78,10 @@ class World:
         """Return what a rank printed."""
         return (self.folder / f"rank-{rank}.log").read_text(errors="replace")
 
+    def logs(self) -> str:
+        """Return what every rank printed, for the message of a failed check."""
+        return "".join(f"-- rank {rank}\n{self.log(rank)}" for rank in range(len(self.processes)))
+
     def result(self, rank: int = 0) -> dict[str, Any]:
         """Return what a rank told the supervisor."""
         found: dict[str, Any] = json.loads((self.folder / f"rank-{rank}.result.json").read_text())
@@ -242,7 +246,7 @@ class Jobs:
         attempt = self.claim(self.job(**fields), key)
         world = self.start(attempt, mutation=mutation)
         codes = world.wait()
-        assert set(codes) == {0}, (codes, world.log())
+        assert set(codes) == {0}, (codes, world.logs())
         return self.exported(attempt)
 
     def exported(self, attempt: Attempt) -> dict[str, np.ndarray]:
