@@ -116,7 +116,7 @@ def test_supervisor_killed_before_its_result_is_followed_by_one_that_publishes(j
     attempt = jobs.submit(job).attempt
     jobs.result(attempt)
     attempt.store.delete(["result.json"])  # as if it had been killed between its outcome and its result
-    assert jobs.launcher.life(attempt) is Life.DEAD
+    wait_until(lambda: jobs.launcher.life(attempt) is Life.DEAD, "the supervisor's end")
     assert jobs.client.revive(attempt)
 
     assert jobs.result(attempt).state is JobState.SUCCEEDED
