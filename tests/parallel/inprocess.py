@@ -12,8 +12,7 @@ from mxdist.runtime import loop
 from mxdist.runtime.parallel import Alone
 from mxdist.runtime.worker import Worker
 from mxdist.spec import EvaluationJob, TrainingJob
-from mxdist.store import Attempt, open_store
-from mxdist.tracking import models
+from mxdist.store import Attempt
 
 
 def worker_of(jobs: Jobs, attempt: Attempt) -> Worker:
@@ -41,9 +40,7 @@ def trainer_of(jobs: Jobs, key: str, **fields: Any) -> loop.Trainer:
 def trained_model(jobs: Jobs, key: str, **fields: Any) -> str:
     """Train a job to its end, publish its model, return the model's URI."""
     outcome = trainer_of(jobs, key, **fields).run()
-    store = open_store(f"{jobs.root}/models/{key}")
-    models.publish(Path(outcome.result["model_dir"]), store)
-    return f"{store.uri}/model"
+    return jobs.publish(key, Path(outcome.result["model_dir"]))
 
 
 def evaluation(jobs: Jobs, scored: dict[str, str], **fields: Any) -> EvaluationJob:

@@ -16,8 +16,6 @@ from parallel.worlds import Jobs
 
 from mxdist.data.stage import stage
 from mxdist.runtime import evaluate
-from mxdist.store import open_store
-from mxdist.tracking import models
 
 pytestmark = pytest.mark.layouts
 
@@ -47,7 +45,9 @@ def test_transferred_digits_reach_the_goal(digits: Jobs, seed: int) -> None:
     assert form["seed"] == 0, "that one runs under Airflow"
 
     def train(stage: str, labels: list[int], **init: Any) -> str:
-        job = digits.job(
+        key = f"{stage}-{seed}"
+        attempt = digits.trained(
+            key,
             model={"name": "lenet"},
             dataset={**digits.dataset, "labels": labels},
             epochs=form[f"{stage}_epochs"],
@@ -58,12 +58,7 @@ def test_transferred_digits_reach_the_goal(digits: Jobs, seed: int) -> None:
             seed=seed,
             **({"init": init} if init else {}),
         )
-        attempt = digits.claim(job, f"{stage}-{seed}")
-        world = digits.start(attempt)
-        assert world.wait() == [0] * form["world_size"], world.logs()
-        store = open_store(f"{digits.root}/models/{stage}-{seed}")
-        models.publish(digits.folder(attempt) / "model", store)
-        return f"{store.uri}/model"
+        return digits.publish(key, digits.folder(attempt) / "model")
 
     last = [5, 6, 7, 8, 9]
     pretrained = train("pretrain", [0, 1, 2, 3, 4])

@@ -20,4 +20,6 @@ def test_the_name_of_a_broadcast_outlives_it(tmp_path: Path) -> None:
     ranks = [sys.executable, str(HERE / "broadcasts.py")]
     world = start(tmp_path / "ranks", ranks, 2, {"LD_PRELOAD": str(preloaded)})
     assert world.wait() == [0, 0], world.logs()
-    assert "all arrived" in world.log()
+    for rank in (0, 1):
+        assert world.log(rank).count("paused before a name") >= 10, "else the race was not run"
+        assert "all arrived" in world.log(rank)

@@ -25,6 +25,7 @@ from mxdist.runtime.crew import keep_port
 from mxdist.runtime.rendezvous import Rendezvous
 from mxdist.spec import EvaluationJob, TrainingJob, parse_job
 from mxdist.store import Attempt, JobRun, open_store
+from mxdist.tracking import models
 from mxdist.tracking.journal import JournalReader, Record
 
 BOUND_S = 300.0
@@ -243,11 +244,21 @@ class Jobs:
 
     def train(self, key: str, *, mutation: str = "", **fields: Any) -> dict[str, np.ndarray]:
         """Train a job to its end and return the exported parameters."""
+        return self.exported(self.trained(key, mutation=mutation, **fields))
+
+    def trained(self, key: str, *, mutation: str = "", **fields: Any) -> Attempt:
+        """Train a job to its end on its ranks and return the attempt."""
         attempt = self.claim(self.job(**fields), key)
         world = self.start(attempt, mutation=mutation)
         codes = world.wait()
         assert set(codes) == {0}, (codes, world.logs())
-        return self.exported(attempt)
+        return attempt
+
+    def publish(self, key: str, folder: Path) -> str:
+        """Publish an exported model under a name of its own and return its URI."""
+        store = open_store(f"{self.root}/models/{key}")
+        models.publish(folder, store)
+        return f"{store.uri}/model"
 
     def exported(self, attempt: Attempt) -> dict[str, np.ndarray]:
         """Return the parameters that an attempt exported."""
